@@ -1,0 +1,4 @@
+//! proxyd runs HTTP forward proxies as libvirt guests: one `Proxy`, one domain,
+//! one D-Bus object. See docs/architecture.md for the path of one create.
+
+pub mod model;

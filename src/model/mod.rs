@@ -1,0 +1,20 @@
+//! The vocabulary every other module speaks: identifiers, the specification of a
+//! Proxy, its status, and the one error type. Pure: nothing here does I/O.
+
+mod fault;
+mod id;
+mod image;
+mod input;
+mod secret;
+mod spec;
+mod status;
+
+pub use fault::{Fault, FaultKind, Persistence};
+pub use id::{EntryName, ImageKey, InvalidIdentifier, ProxyName};
+pub use image::{Firmware, ImageFormat, InvalidUrl, ResourceUrl, Sha256Digest, UrlOrigin};
+pub use input::{SpecInput, SpecProblem};
+pub use secret::Secret;
+pub use spec::{ImageChoice, Origin, ProxySpec};
+pub use status::{
+    Address, AddressSource, Condition, ConditionKind, Phase, ProxyStatus, Reason, Timestamp,
+};
