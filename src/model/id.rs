@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::{ResourceUrl, Sha256Digest};
+
 /// The longest identifier, in characters: a DNS label, since a Proxy's name
 /// becomes its guest's hostname.
 pub const MAX_LENGTH: usize = 63;
@@ -101,6 +103,15 @@ identifier!(
     ProxyName,
     "proxy name"
 );
+
+impl ImageKey {
+    /// The key of an image that is given by URL alone: the first 8 bytes of the URL's
+    /// sha256 in hex, which is an identifier always.
+    pub fn of_url(url: &ResourceUrl) -> Self {
+        let digest = Sha256Digest::of(url.expose().as_str().as_bytes());
+        Self(digest.to_string()[..16].to_owned())
+    }
+}
 
 #[cfg(test)]
 mod tests {

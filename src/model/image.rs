@@ -177,12 +177,6 @@ impl ResourceUrl {
     pub fn expose(&self) -> &Url {
         &self.0
     }
-
-    /// The key of an image that is given by URL alone: the first 8 bytes of the
-    /// URL's sha256 in hex.
-    pub fn derived_key(&self) -> String {
-        Sha256Digest::of(self.0.as_str().as_bytes()).to_string()[..16].to_owned()
-    }
 }
 
 /// `url` without what may be secret in it. A signed URL carries its secret in the
@@ -263,6 +257,6 @@ mod tests {
     fn a_url_key_is_the_first_eight_bytes_of_its_hash() {
         let url = ResourceUrl::parse("http://example.org/a.qcow2", UrlOrigin::Api).unwrap();
         let whole = Sha256Digest::of(b"http://example.org/a.qcow2").to_string();
-        assert_eq!(url.derived_key(), whole[..16]);
+        assert_eq!(crate::model::ImageKey::of_url(&url).as_str(), &whole[..16]);
     }
 }

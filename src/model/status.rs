@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, FaultKind, Sha256Digest};
+use super::{Fault, FaultKind, ResourceUrl, Sha256Digest};
 
 /// Where a Proxy stands on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +63,12 @@ pub enum Reason {
     Answering,
     /// It was answering, and does not any more.
     NotAnswering,
+    /// The base image is verified and in the pool.
+    ImageVerified,
+    /// The domain is running.
+    Running,
+    /// The domain is not running.
+    NotRunning,
     /// Its parts are being removed.
     Removing,
     /// A step failed.
@@ -84,6 +90,9 @@ impl Reason {
             Self::AwaitingProxy => "AwaitingProxy",
             Self::Answering => "Answering",
             Self::NotAnswering => "NotAnswering",
+            Self::ImageVerified => "ImageVerified",
+            Self::Running => "Running",
+            Self::NotRunning => "NotRunning",
             Self::Removing => "Removing",
             Self::Fault(kind) => kind.name(),
         }
@@ -200,8 +209,14 @@ pub struct ProxyStatus {
     pub message: String,
     /// When the next attempt is due, if one is.
     pub next_attempt: Option<Timestamp>,
+    /// Whether only a change of specification or configuration can help.
+    pub permanent: bool,
     /// The guest's address.
     pub address: Option<Address>,
+    /// Where the image comes from, as the configuration has it now.
+    pub image_url: Option<ResourceUrl>,
+    /// Whether the configuration now names another image than the guest was made from.
+    pub image_outdated: bool,
     /// The digest of the base image's download.
     pub image_digest: Option<Sha256Digest>,
     /// The steps.
@@ -226,7 +241,10 @@ impl ProxyStatus {
             reason: Reason::Queued,
             message: "waiting for its worker".into(),
             next_attempt: None,
+            permanent: false,
             address: None,
+            image_url: None,
+            image_outdated: false,
             image_digest: None,
             conditions: ConditionKind::ALL.map(unknown).to_vec(),
             observed_generation: 0,
@@ -260,14 +278,20 @@ impl ProxyStatus {
         self.conditions.iter().find(|condition| condition.kind == kind).map(|found| found.since)
     }
 
-    /// Whether the fault shown is one that time can't cure.
-    pub fn is_permanent(&self) -> bool {
-        self.phase == Phase::Failed
+    /// Takes over a step under way.
+    pub fn doing(&mut self, phase: Phase, reason: Reason, message: impl Into<String>) {
+        self.phase = phase;
+        self.reason = reason;
+        self.message = message.into();
+        self.next_attempt = None;
+        self.permanent = false;
     }
 
     /// Takes over a fault: `Failed` when time can't cure it, else the phase stays.
+    /// What is on its way out stays so.
     pub fn fail(&mut self, fault: &Fault, next_attempt: Option<Timestamp>) {
-        if fault.is_permanent() {
+        self.permanent = fault.is_permanent();
+        if self.permanent && self.phase != Phase::Deleting {
             self.phase = Phase::Failed;
         }
         self.reason = Reason::Fault(fault.kind);

@@ -1,0 +1,285 @@
+//! The marker beside a base: JSON that says what the base is and that it is complete.
+//! It is written last, so a base without a valid one is debris.
+
+use serde::{Deserialize, Serialize};
+
+use super::ImageSource;
+use crate::model::{EntryName, ImageFormat, ImageKey, ResourceUrl, Sha256Digest};
+
+/// The version that this program writes and reads.
+const VERSION: u32 = 1;
+/// A larger file is no marker.
+pub(super) const MAX_MARKER_BYTES: usize = 64 << 10;
+/// The size of a marker that is written through libvirt: volumes have a fixed size.
+pub const MARKER_VOLUME_SIZE: usize = 8192;
+/// Where the pending part of such a marker ends.
+const PENDING_SIZE: usize = 1024;
+
+/// What a server said to recognise the file by.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Validators {
+    /// The `ETag` header.
+    pub etag: Option<String>,
+    /// The `Last-Modified` header.
+    pub last_modified: Option<String>,
+}
+
+/// The file that a marker vouches for, as the file system tells it from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Identity {
+    pub(super) size: u64,
+    pub(super) inode: u64,
+    pub(super) mtime_ns: i64,
+}
+
+/// What a base is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Marker {
+    // First, so that a pending marker, cut off after these two, is no JSON.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    nonce: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    writer: Option<String>,
+    version: u32,
+    /// The provider entry it belongs to.
+    pub entry: EntryName,
+    /// Its key there.
+    pub key: ImageKey,
+    /// Where it came from, without credentials.
+    pub url: String,
+    /// sha256 of the URL without user name and password: tells two URLs apart that
+    /// are shown alike.
+    url_sha256: Sha256Digest,
+    /// sha256 of the downloaded file.
+    pub sha256: Sha256Digest,
+    /// Whether that digest was configured when the base was last hashed.
+    pub pinned: bool,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Size of the disk it presents, in bytes.
+    pub virtual_size: u64,
+    /// Its format.
+    pub format: ImageFormat,
+    /// When it was fetched, as RFC 3339.
+    pub fetched_at: String,
+    #[serde(flatten)]
+    validators: Validators,
+    /// Absent when it was published through libvirt, which doesn't tell.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) identity: Option<Identity>,
+    /// sha256 of this marker's JSON with this member empty.
+    check: String,
+}
+
+/// What stands where a marker should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MarkerState {
+    /// Nothing.
+    Absent,
+    /// Something that is no valid marker: torn, pending, or not a file.
+    Garbage,
+    /// A valid marker.
+    Valid(Box<Marker>),
+}
+
+impl Marker {
+    /// The marker of a base of `source` that was just fetched.
+    pub(crate) fn new(
+        source: &ImageSource,
+        sha256: Sha256Digest,
+        size: u64,
+        virtual_size: u64,
+        validators: Validators,
+    ) -> Self {
+        Self {
+            nonce: None,
+            writer: None,
+            version: VERSION,
+            entry: source.entry.clone(),
+            key: source.key.clone(),
+            url: source.url.to_string(),
+            url_sha256: url_digest(&source.url),
+            sha256,
+            pinned: source.sha256.is_some(),
+            size,
+            virtual_size,
+            format: source.format,
+            fetched_at: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+            validators,
+            identity: None,
+            check: String::new(),
+        }
+    }
+
+    /// Whether it marks the image `source`, or another one under the same name.
+    pub fn is_of(&self, source: &ImageSource) -> bool {
+        self.entry == source.entry && self.key == source.key
+    }
+
+    /// Whether both mark the same image.
+    pub(super) fn is_same_image(&self, other: &Self) -> bool {
+        self.entry == other.entry && self.key == other.key
+    }
+
+    /// Whether it was fetched from `url`.
+    pub fn is_from(&self, url: &ResourceUrl) -> bool {
+        self.url_sha256 == url_digest(url)
+    }
+
+    /// Takes over another URL of the same bytes.
+    pub(super) fn moved_to(&mut self, url: &ResourceUrl) {
+        self.url = url.to_string();
+        self.url_sha256 = url_digest(url);
+    }
+
+    /// The JSON, with its self-check.
+    pub(super) fn render(&self) -> serde_json::Result<Vec<u8>> {
+        let sealed = Self { check: self.seal()?, ..self.clone() };
+        let mut bytes = serde_json::to_vec(&sealed)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    fn seal(&self) -> serde_json::Result<String> {
+        let open = Self { check: String::new(), ..self.clone() };
+        Ok(Sha256Digest::of(&serde_json::to_vec(&open)?).to_string())
+    }
+
+    /// Reads what stands where a marker should be.
+    pub fn parse(bytes: &[u8]) -> MarkerState {
+        let garbage = MarkerState::Garbage;
+        if bytes.len() > MAX_MARKER_BYTES {
+            return garbage;
+        }
+        let Ok(marker) = serde_json::from_slice::<Self>(bytes) else { return garbage };
+        // Nothing but what is sealed may stand there: no unknown or misspelt member.
+        let exact = serde_json::from_slice::<serde_json::Value>(bytes).ok()
+            == serde_json::to_value(&marker).ok();
+        let sealed = marker.seal().is_ok_and(|seal| seal == marker.check);
+        if marker.version == VERSION && exact && sealed {
+            MarkerState::Valid(Box::new(marker))
+        } else {
+            garbage
+        }
+    }
+
+    /// The same marker as written through libvirt by `writer`, in two parts of a
+    /// volume of [`MARKER_VOLUME_SIZE`] bytes. The first alone is no JSON, and so no
+    /// valid marker; the second completes it.
+    ///
+    /// # Errors
+    /// When it does not fit.
+    pub fn render_in_two(mut self, nonce: &str, writer: &str) -> Result<[Vec<u8>; 2], String> {
+        self.nonce = Some(nonce.to_owned());
+        self.writer = Some(writer.to_owned());
+        let whole = self.render().map_err(|error| error.to_string())?;
+        let pending = pending_part(nonce, writer)?;
+        let head = pending.trim_ascii_end().len();
+        let mut rest = whole.get(head..).unwrap_or_default().to_vec();
+        if !whole.starts_with(&pending[..head]) || PENDING_SIZE + rest.len() > MARKER_VOLUME_SIZE {
+            return Err("the marker does not fit into its volume".to_owned());
+        }
+        rest.resize(MARKER_VOLUME_SIZE - PENDING_SIZE, b' ');
+        Ok([pending, rest])
+    }
+
+    /// Who wrote a marker through libvirt, even one that is still pending: its nonce
+    /// and the writer.
+    pub fn writer_of(bytes: &[u8]) -> Option<(String, String)> {
+        let head = bytes.get(..PENDING_SIZE.min(bytes.len()))?;
+        let text = std::str::from_utf8(head).ok()?.trim_end_matches(['\0', ' ', '\n']);
+        let json = format!("{}}}", text.strip_suffix(',')?);
+        let part: Pending = serde_json::from_str(&json).ok()?;
+        Some((part.nonce, part.writer))
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Pending {
+    nonce: String,
+    writer: String,
+}
+
+/// The part of a marker that says that a base is on its way.
+///
+/// # Errors
+/// When it does not fit.
+pub(super) fn pending_part(nonce: &str, writer: &str) -> Result<Vec<u8>, String> {
+    let part = Pending { nonce: nonce.to_owned(), writer: writer.to_owned() };
+    let mut bytes = serde_json::to_vec(&part).map_err(|error| error.to_string())?;
+    // The closing brace gives way to a comma: the rest goes on from there.
+    if let Some(last) = bytes.last_mut() {
+        *last = b',';
+    }
+    if bytes.len() > PENDING_SIZE {
+        return Err("the pending part of the marker does not fit into its volume".to_owned());
+    }
+    bytes.resize(PENDING_SIZE, b' ');
+    Ok(bytes)
+}
+
+fn url_digest(url: &ResourceUrl) -> Sha256Digest {
+    let mut bare = url.expose().clone();
+    // These fail only for URLs without a host, which have no credentials either.
+    let _ = bare.set_username("");
+    let _ = bare.set_password(None);
+    Sha256Digest::of(bare.as_str().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::tests::source;
+
+    fn marker() -> Marker {
+        let digest = Sha256Digest::of(b"x");
+        Marker::new(
+            &source("http://me:pw@h/x?sig=secret"),
+            digest,
+            7,
+            1 << 20,
+            Validators::default(),
+        )
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_credentials_are_not_in_it() {
+        let bytes = marker().render().unwrap();
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        assert!(!text.contains("pw") && !text.contains("secret"), "{text}");
+        let MarkerState::Valid(read) = Marker::parse(&bytes) else { panic!("{text}") };
+        assert!(
+            read.is_of(&source("http://h/y")) && read.is_from(&source("http://h/x?sig=secret").url)
+        );
+        assert!(!read.is_from(&source("http://h/x?sig=other").url));
+    }
+
+    #[test]
+    fn any_change_of_any_byte_makes_it_garbage() {
+        let bytes = marker().render().unwrap();
+        for index in 0..bytes.len() - 1 {
+            let mut torn = bytes.clone();
+            torn[index] ^= 1;
+            assert_eq!(Marker::parse(&torn), MarkerState::Garbage, "byte {index}");
+            assert_eq!(Marker::parse(&bytes[..index]), MarkerState::Garbage, "cut at {index}");
+        }
+    }
+
+    #[test]
+    fn a_marker_in_two_parts_is_valid_only_with_both() {
+        let [pending, rest] = marker().render_in_two("n1", "w1").unwrap();
+        assert_eq!(pending.len() + rest.len(), MARKER_VOLUME_SIZE);
+        assert_eq!(pending, pending_part("n1", "w1").unwrap());
+        let mut zeroed = pending.clone();
+        zeroed.resize(MARKER_VOLUME_SIZE, 0);
+        assert_eq!(Marker::parse(&zeroed), MarkerState::Garbage);
+        let whole = [pending, rest].concat();
+        assert!(matches!(Marker::parse(&whole), MarkerState::Valid(_)));
+        for bytes in [zeroed, whole] {
+            assert_eq!(Marker::writer_of(&bytes), Some(("n1".into(), "w1".into())));
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A storage pool's directory on this host. Everything goes by its descriptor, so
+//! that a directory put in its place meanwhile is noticed and not written to.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, fstatat};
+use nix::sys::statfs::{self, FsType};
+use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
+
+use super::marker::{Identity, MAX_MARKER_BYTES, Marker, MarkerState};
+use crate::model::{Fault, FaultKind};
+
+/// How long a fence is waited for: its holders need milliseconds.
+const FENCE_TIMEOUT: Duration = Duration::from_secs(30);
+const FENCE_POLL: Duration = Duration::from_millis(5);
+
+/// File systems on which flock does not reach other hosts, or not at all.
+const NOT_SHARED: [(FsType, &str); 4] = [
+    (statfs::NFS_SUPER_MAGIC, "NFS"),
+    (statfs::SMB_SUPER_MAGIC, "SMB"),
+    (FsType(0xfe53_4d42), "SMB2"),
+    (FsType(0x0102_1997), "9p"),
+];
+
+/// A pool's directory, open.
+#[derive(Debug)]
+pub struct DirectoryPool {
+    path: PathBuf,
+    directory: File,
+}
+
+/// The directory's own flock: held only for the few calls of a publication, an
+/// eviction, or the creation of an overlay.
+#[derive(Debug)]
+pub struct PoolFence<'a> {
+    pool: &'a DirectoryPool,
+    _lock: Flock<File>,
+}
+
+/// The fault of a directory that can't be used.
+pub(super) fn unusable(path: &Path, error: &dyn std::fmt::Display) -> Fault {
+    let text = format!("the directory {} can't be used: {error}", path.display());
+    Fault::new(FaultKind::PoolUnavailable, text)
+}
+
+impl DirectoryPool {
+    /// Opens the directory at `path`.
+    ///
+    /// # Errors
+    /// `PoolUnavailable` when it isn't there, isn't a directory, or is on a file
+    /// system that can't do what the cache relies on.
+    pub fn open(path: &Path) -> Result<Self, Fault> {
+        let directory = open_directory(path).map_err(|error| unusable(path, &error))?;
+        let kind = statfs::fstatfs(&directory).map_err(|error| unusable(path, &error))?;
+        let kind = kind.filesystem_type();
+        if let Some((_, name)) = NOT_SHARED.iter().find(|(magic, _)| *magic == kind) {
+            let text = format!(
+                "it is on {name}, where locks don't reach other hosts: use a local file system, \
+                 or an entry of type kvm2"
+            );
+            return Err(unusable(path, &text));
+        }
+        Ok(Self { path: path.to_owned(), directory })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of `name` in it.
+    pub fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Names a failed operation on `name`, with the way out where there is one.
+    pub(super) fn failed(&self, what: &str, name: &str, error: io::Error) -> Fault {
+        let path = self.path_of(name);
+        let path = path.display();
+        let directory = self.path.display();
+        let (kind, hint) = match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENOSPC | Errno::EDQUOT) => {
+                (FaultKind::NoSpace, "free some, or give the pool more room".to_owned())
+            }
+            Some(Errno::EROFS) => (
+                FaultKind::PoolUnavailable,
+                format!(
+                    "{directory} is read-only for proxyd: mount it writable, or add \
+                     ReadWritePaths={directory} to proxyd.service by a drop-in"
+                ),
+            ),
+            Some(Errno::EACCES | Errno::EPERM) => (
+                FaultKind::PoolUnavailable,
+                format!("proxyd may not write to {directory}: use an entry of type kvm2"),
+            ),
+            Some(Errno::EOPNOTSUPP) => (
+                FaultKind::PoolUnavailable,
+                "its file system lacks what the cache relies on (O_TMPFILE): use ext4, XFS, \
+                 Btrfs, ZFS or tmpfs"
+                    .to_owned(),
+            ),
+            _ => (FaultKind::PoolUnavailable, format!("check {directory}")),
+        };
+        Fault::new(kind, format!("{path} can't be {what} ({error}): {hint}"))
+    }
+
+    /// Takes the fence; from a thread that may block.
+    ///
+    /// # Errors
+    /// `Busy` when somebody keeps it; `PoolUnavailable` when the directory is no
+    /// longer the one at its path.
+    pub fn fence(&self) -> Result<PoolFence<'_>, Fault> {
+        let deadline = Instant::now() + FENCE_TIMEOUT;
+        // A description of its own: one that is shared is locked for all who share it.
+        let mut file = open_directory(&self.path).map_err(|error| unusable(&self.path, &error))?;
+        let lock = loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => break lock,
+                Err((same, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = same,
+                Err((_, Errno::EWOULDBLOCK)) => return Err(self.fence_kept()),
+                Err((_, error)) => return Err(unusable(&self.path, &format!("flock: {error}"))),
+            }
+            std::thread::sleep(FENCE_POLL);
+        };
+        self.still_there()?;
+        Ok(PoolFence { pool: self, _lock: lock })
+    }
+
+    fn fence_kept(&self) -> Fault {
+        let text = format!(
+            "the directory {} was locked by somebody else for {FENCE_TIMEOUT:?}: `lslocks` shows \
+             who holds it",
+            self.path.display()
+        );
+        Fault::new(FaultKind::Busy, text)
+    }
+
+    fn still_there(&self) -> Result<(), Fault> {
+        let failed = |error: io::Error| unusable(&self.path, &error);
+        let (opened, named) = (
+            self.directory.metadata().map_err(failed)?,
+            std::fs::metadata(&self.path).map_err(failed)?,
+        );
+        if (opened.dev(), opened.ino()) == (named.dev(), named.ino()) {
+            return Ok(());
+        }
+        Err(unusable(&self.path, &"another directory was put in its place meanwhile"))
+    }
+
+    /// Bytes that are free for us.
+    pub(super) fn available(&self) -> Result<u64, Fault> {
+        let stat = nix::sys::statvfs::fstatvfs(&self.directory)
+            .map_err(|error| unusable(&self.path, &error))?;
+        Ok(stat.blocks_available() * stat.fragment_size())
+    }
+
+    /// A file without a name: a crash leaves nothing of it, and nobody sees it before
+    /// it is linked.
+    pub(super) fn unnamed(&self, name: &str) -> Result<File, Fault> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        openat(self.fd(), ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)
+            .map(File::from)
+            .map_err(|error| self.failed("written", name, error.into()))
+    }
+
+    /// Opens `name` for reading, without following a link or waiting for a FIFO.
+    pub(super) fn open_file(&self, name: &str) -> io::Result<File> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        Ok(openat(self.fd(), name, flags, Mode::empty()).map(File::from)?)
+    }
+
+    /// Opens `name` for reading and writing, making it if need be.
+    pub(super) fn open_lock(&self, name: &str) -> Result<File, Fault> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        openat(self.fd(), name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
+            .map(File::from)
+            .map_err(|error| self.failed("locked", name, error.into()))
+    }
+
+    /// What stands at `name`, not following a link; nothing when nothing does.
+    pub(super) fn stat(&self, name: &str) -> Result<Option<FileStat>, Fault> {
+        match fstatat(self.fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(self.failed("looked at", name, error.into())),
+        }
+    }
+
+    /// The marker at `name`.
+    pub(super) fn marker(&self, name: &str) -> Result<MarkerState, Fault> {
+        let file = match self.open_file(name) {
+            Ok(file) => file,
+            Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::ENOENT) => return Ok(MarkerState::Absent),
+                // A link, a socket or a device is no marker.
+                Some(Errno::ELOOP | Errno::ENXIO) => return Ok(MarkerState::Garbage),
+                _ => return Err(self.failed("read", name, error)),
+            },
+        };
+        let regular = file.metadata().map(|data| data.is_file());
+        if !regular.map_err(|error| self.failed("read", name, error))? {
+            return Ok(MarkerState::Garbage);
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_MARKER_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| self.failed("read", name, error))?;
+        Ok(Marker::parse(&bytes))
+    }
+
+    /// The names in the directory.
+    pub(super) fn names(&self) -> Result<Vec<String>, Fault> {
+        let entries = std::fs::read_dir(&self.path)
+            .and_then(Iterator::collect::<io::Result<Vec<_>>>)
+            .map_err(|error| unusable(&self.path, &error))?;
+        // Names that aren't UTF-8 can be overlays all the same: they are kept lossily
+        // out, and the caller opens by path.
+        Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+    }
+}
+
+impl PoolFence<'_> {
+    pub(super) fn pool(&self) -> &DirectoryPool {
+        self.pool
+    }
+
+    /// Gives `file` the name `name`, which must be free.
+    ///
+    /// # Errors
+    /// `ForeignFile` when it isn't.
+    pub(super) fn link(&self, file: &File, name: &str) -> Result<(), Fault> {
+        // By way of /proc: naming the descriptor itself would take a capability.
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match linkat(
+            AT_FDCWD,
+            unnamed.as_str(),
+            self.pool.fd(),
+            name,
+            LinkatFlags::AT_SYMLINK_FOLLOW,
+        ) {
+            Ok(()) => Ok(()),
+            Err(Errno::EEXIST) => Err(foreign_file(self.pool, name)),
+            Err(error) => Err(self.pool.failed("published", name, error.into())),
+        }
+    }
+
+    /// Removes `name`; that it isn't there is fine.
+    pub(super) fn unlink(&self, name: &str) -> Result<(), Fault> {
+        match unlinkat(self.pool.fd(), name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(Errno::EISDIR | Errno::EPERM) => Err(foreign_file(self.pool, name)),
+            Err(error) => Err(self.pool.failed("removed", name, error.into())),
+        }
+    }
+
+    /// Makes the coming and going of names durable.
+    pub(super) fn sync(&self) -> Result<(), Fault> {
+        self.pool.directory.sync_all().map_err(|error| unusable(&self.pool.path, &error))
+    }
+
+    /// Writes `marker` at `name`, in place of what stands there, durably.
+    pub(super) fn write_marker(&self, name: &str, marker: &Marker) -> Result<(), Fault> {
+        let bytes = marker
+            .render()
+            .map_err(|error| self.pool.failed("written", name, io::Error::other(error)))?;
+        let mut file = self.pool.unnamed(name)?;
+        let write = |file: &mut File| {
+            file.write_all(&bytes)?;
+            nix::sys::stat::fchmod(&*file, Mode::from_bits_truncate(0o644))?;
+            file.sync_all()
+        };
+        write(&mut file).map_err(|error| self.pool.failed("written", name, error))?;
+        // Linking can't replace, and renaming can: a crash between leaves this one
+        // name, which the next writer takes away.
+        let staged = format!("{name}.new");
+        self.unlink(&staged)?;
+        self.link(&file, &staged)?;
+        renameat(self.pool.fd(), staged.as_str(), self.pool.fd(), name)
+            .map_err(|error| self.pool.failed("written", name, error.into()))?;
+        self.sync()
+    }
+}
+
+/// The fault of something that isn't ours at a name we need.
+pub(super) fn foreign_file(pool: &DirectoryPool, name: &str) -> Fault {
+    let text = format!(
+        "{} is not a file that proxyd made: it stays untouched; move it away, or use another \
+         image key",
+        pool.path_of(name).display()
+    );
+    Fault::new(FaultKind::ForeignFile, text)
+}
+
+/// What tells `stat`'s file from others.
+pub(super) fn identity(stat: &FileStat) -> Identity {
+    Identity {
+        size: u64::try_from(stat.st_size).unwrap_or_default(),
+        inode: stat.st_ino,
+        mtime_ns: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec),
+    }
+}
+
+fn open_directory(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    Ok(nix::fcntl::open(path, flags, Mode::empty()).map(File::from)?)
+}

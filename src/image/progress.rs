@@ -1,0 +1,89 @@
+//! How far the work on an image has come, for whoever waits for it.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is being done with an image.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Stage {
+    /// Its state in the pool is being looked up.
+    #[default]
+    Examining,
+    /// Somebody else works on it; who.
+    Waiting(String),
+    /// It is being downloaded.
+    Downloading,
+    /// A file that is there already is being hashed.
+    Hashing,
+    /// It is being handed to libvirt.
+    Uploading,
+    /// It is being read back from libvirt.
+    ReadingBack,
+    /// It is being given its name.
+    Publishing,
+}
+
+/// Shared between the work and its observers.
+#[derive(Debug, Default)]
+pub struct Progress {
+    stage: Mutex<Stage>,
+    done: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Progress {
+    /// Enters a stage of `total` bytes; 0 when that isn't known.
+    pub fn enter(&self, stage: Stage, total: u64) {
+        self.done.store(0, Ordering::Relaxed);
+        self.total.store(total, Ordering::Relaxed);
+        *self.stage.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stage;
+    }
+
+    /// Counts `bytes` more as done.
+    pub fn advance(&self, bytes: usize) {
+        self.done.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes done in the present stage.
+    pub fn bytes_done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the present stage; 0 when that isn't known.
+    pub fn bytes_total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// The present stage.
+    pub fn stage(&self) -> Stage {
+        self.stage.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match self.stage() {
+            Stage::Examining => return f.write_str("examining"),
+            Stage::Waiting(whom) => return write!(f, "waiting for {whom}"),
+            Stage::Publishing => return f.write_str("publishing"),
+            Stage::Downloading => "downloading",
+            Stage::Hashing => "hashing",
+            Stage::Uploading => "uploading",
+            Stage::ReadingBack => "reading back",
+        };
+        let (done, total) = (self.bytes_done(), self.bytes_total());
+        if total == 0 {
+            return write!(f, "{stage}, {} so far", size(done));
+        }
+        write!(f, "{stage}, {} of {} ({} %)", size(done), size(total), done * 100 / total)
+    }
+}
+
+/// Bytes for people.
+fn size(bytes: u64) -> String {
+    if bytes < 10 << 20 {
+        return format!("{} KiB", bytes >> 10);
+    }
+    format!("{} MiB", bytes >> 20)
+}
