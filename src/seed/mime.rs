@@ -1,0 +1,71 @@
+//! A MIME multipart for cloud-init. Text is base64: the only encoding in which all
+//! that real cloud-init can deliver arrives whole.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::model::Sha256Digest;
+
+/// RFC 2045: lines of an encoded body.
+const LINE: usize = 76;
+
+/// One part of a multipart.
+pub(super) enum Part {
+    /// Text of a kind, under a file name.
+    Text { kind: &'static str, name: &'static str, text: String },
+    /// A MIME document, which brings its own headers.
+    Document(String),
+}
+
+impl Part {
+    fn render(&self) -> String {
+        match self {
+            Self::Text { kind, name, text } => format!(
+                "Content-Type: {kind}; charset=\"utf-8\"\r\nMIME-Version: 1.0\r\n\
+                 Content-Transfer-Encoding: base64\r\n\
+                 Content-Disposition: attachment; filename=\"{name}\"\r\n\r\n{}",
+                encode(text.as_bytes())
+            ),
+            Self::Document(document) => document.clone(),
+        }
+    }
+}
+
+fn encode(bytes: &[u8]) -> String {
+    let encoded = STANDARD.encode(bytes);
+    let mut lines = String::with_capacity(encoded.len() + encoded.len() / LINE * 2 + 2);
+    for (index, letter) in encoded.chars().enumerate() {
+        if index > 0 && index % LINE == 0 {
+            lines.push_str("\r\n");
+        }
+        lines.push(letter);
+    }
+    lines
+}
+
+/// The parts as one document. The same parts give the same document.
+pub(super) fn multipart(parts: &[Part]) -> String {
+    let bodies: Vec<String> = parts.iter().map(Part::render).collect();
+    let boundary = boundary(&bodies);
+    let mut document = format!(
+        "Content-Type: multipart/mixed; boundary=\"{boundary}\"\r\nMIME-Version: 1.0\r\n\r\n"
+    );
+    for body in &bodies {
+        document.push_str(&format!("--{boundary}\r\n{body}\r\n"));
+    }
+    document.push_str(&format!("--{boundary}--\r\n"));
+    document
+}
+
+/// A boundary that stands in none of the bodies.
+fn boundary(bodies: &[String]) -> String {
+    let mut seed = bodies.concat();
+    loop {
+        let boundary =
+            format!("==proxyd-{}==", &Sha256Digest::of(seed.as_bytes()).to_string()[..32]);
+        if !bodies.iter().any(|body| body.contains(&boundary)) {
+            return boundary;
+        }
+        seed.push('.');
+    }
+}
