@@ -2,12 +2,15 @@
 //! one D-Bus object. See docs/architecture.md for the path of one create.
 
 pub mod config;
+pub mod daemon;
+pub mod dbus;
 mod files;
-pub mod config {
-    //! Settings.
-    mod settings;
-    pub use settings::*;
-}
+pub mod health;
 pub mod image;
+pub mod journal;
 pub mod model;
+pub mod provider;
+pub mod reconcile;
+pub mod seed;
+pub mod store;
 mod tasks;

@@ -1,2 +1,100 @@
-//! The daemon.
-fn main() {}
+//! The daemon's command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use proxyd::config::Settings;
+use proxyd::daemon::{self, ConfigPath, Options};
+use proxyd::journal;
+use proxyd::model::{Fault, FaultKind};
+
+const DEFAULT_CONFIG: &str = "/etc/proxyd/config.json";
+const DEFAULT_STATE: &str = "/var/lib/proxyd";
+const DEFAULT_CACHE: &str = "/var/cache/proxyd";
+
+/// sysexits(3): the configuration is not acceptable.
+const EX_CONFIG: u8 = 78;
+/// sysexits(3): a file to read does not exist.
+const EX_NOINPUT: u8 = 66;
+
+/// Runs HTTP forward proxies as virtual machines under libvirt.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    /// Configuration file [default: /etc/proxyd/config.json; built in when that is absent]
+    #[arg(long, value_name = "PATH")]
+    config: Option<PathBuf>,
+
+    /// Validate a configuration file and exit: 0 when it is good, 78 when it is not
+    #[arg(long, value_name = "PATH", conflicts_with = "config")]
+    check_config: Option<PathBuf>,
+
+    /// Directory of the records
+    #[arg(long, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
+    state_dir: PathBuf,
+
+    /// Directory for downloads on their way to libvirt
+    #[arg(long, value_name = "DIR", env = "CACHE_DIRECTORY", default_value = DEFAULT_CACHE)]
+    cache_dir: PathBuf,
+
+    /// D-Bus address to serve on instead of the system bus
+    #[arg(long, value_name = "ADDRESS")]
+    bus: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(path) = arguments.check_config {
+        return check(&path);
+    }
+    journal::init();
+    let config = match arguments.config {
+        Some(path) => ConfigPath::Given(path),
+        None => ConfigPath::Default(DEFAULT_CONFIG.into()),
+    };
+    let options = Options {
+        config,
+        state: arguments.state_dir,
+        cache: arguments.cache_dir,
+        bus: arguments.bus,
+    };
+    match serve(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            let fault = error.downcast_ref::<Fault>().map(|fault| fault.kind);
+            let invalid = fault == Some(FaultKind::InvalidConfig);
+            if invalid { ExitCode::from(EX_CONFIG) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn serve(options: Options) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(daemon::run(options));
+    // A call into libvirt that never returns must not keep the process.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(5));
+    outcome
+}
+
+fn check(path: &std::path::Path) -> ExitCode {
+    if !path.exists() {
+        eprintln!("{}: there is no such file", path.display());
+        return ExitCode::from(EX_NOINPUT);
+    }
+    match proxyd::config::load(path) {
+        Ok(settings) => {
+            println!("{}: {}", path.display(), summary(&settings));
+            ExitCode::SUCCESS
+        }
+        Err(errors) => {
+            eprintln!("{errors}");
+            ExitCode::from(EX_CONFIG)
+        }
+    }
+}
+
+fn summary(settings: &Settings) -> String {
+    format!("valid: {} providers, {} proxies", settings.providers.len(), settings.proxies.len())
+}

@@ -1,0 +1,226 @@
+//! Puts the parts together, in the order in which each may rely on the one before,
+//! and takes them apart again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use zbus::Connection;
+use zbus::connection::Builder;
+
+use crate::config::{self, Settings};
+use crate::dbus::{self, Polkit, Services};
+use crate::image::Spool;
+use crate::journal;
+use crate::model::Fault;
+use crate::provider::Registry;
+use crate::reconcile::{Configured, Event, Supervisor};
+use crate::store::Store;
+use crate::tasks;
+
+/// Events that may wait for the bus.
+const EVENTS: usize = 16;
+/// How often the status line for systemd is brought up to date, and the bus asked
+/// whether it is still there.
+const STATUS_INTERVAL: Duration = Duration::from_secs(5);
+/// How long work under way may take to stop; systemd's own limit is longer.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the command line says.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The configuration file.
+    pub config: ConfigPath,
+    /// Where the records are.
+    pub state: PathBuf,
+    /// Where downloads wait that libvirt then takes.
+    pub cache: PathBuf,
+    /// The bus to serve on; the system bus when absent.
+    pub bus: Option<String>,
+}
+
+/// Where the configuration is.
+#[derive(Debug, Clone)]
+pub enum ConfigPath {
+    /// At the default place; without the file the built-in configuration holds.
+    Default(PathBuf),
+    /// Where the operator says; it has to be there.
+    Given(PathBuf),
+}
+
+impl ConfigPath {
+    /// Reads and validates the configuration.
+    ///
+    /// # Errors
+    /// `InvalidConfig`, listing every error.
+    pub fn load(&self) -> Result<Settings, Fault> {
+        let loaded = match (self, config::load(self.path())) {
+            (Self::Default(_), Err(error)) if error.is_not_found() => Settings::builtin(),
+            (_, loaded) => loaded,
+        };
+        Ok(loaded?)
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Default(path) | Self::Given(path) => path,
+        }
+    }
+}
+
+/// Runs the daemon until it is told to stop.
+///
+/// # Errors
+/// What keeps it from starting: configuration, state directory or bus; or the loss
+/// of the bus.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    let settings = options.config.load()?;
+    let store = Store::open(&options.state)?;
+    let (records, set_aside) = store.load()?;
+    for aside in set_aside {
+        tracing::error!(
+            message_id = journal::RECORD_SET_ASIDE,
+            "a record can't be read and was set aside as {}: {}",
+            aside.path.display(),
+            aside.error
+        );
+    }
+    let spool = Spool::new(options.cache.clone());
+    let (events, presented) = mpsc::channel(EVENTS);
+    let configured = configure(settings, &Registry::default(), &spool);
+    let supervisor = Supervisor::new(store, configured, events, CancellationToken::new());
+    let reload = Arc::new(Reload { config: options.config.clone(), supervisor, spool });
+    let connection = serve(&options, &reload, presented).await?;
+    reload.supervisor.resume(records).await;
+    dbus::claim(&connection).await.with_context(|| {
+        format!("the bus name {} can't be taken (is the bus policy installed?)", dbus::BUS_NAME)
+    })?;
+    notify(&[NotifyState::Ready]);
+    tracing::info!("serving {} with {}", dbus::BUS_NAME, options.config.path().display());
+    let outcome = attend(&connection, &reload).await;
+    stop(&connection, &reload.supervisor).await;
+    outcome
+}
+
+fn configure(settings: Settings, previous: &Registry, spool: &Spool) -> Configured {
+    let providers = Registry::build(&settings, previous, spool);
+    Configured { settings: Arc::new(settings), providers }
+}
+
+async fn serve(
+    options: &Options,
+    reload: &Arc<Reload>,
+    events: mpsc::Receiver<Event>,
+) -> anyhow::Result<Connection> {
+    let reloader = reload.clone();
+    let services = Services {
+        supervisor: reload.supervisor.clone(),
+        authorizer: Arc::new(Polkit),
+        reloader: Arc::new(move || {
+            let reload = reloader.clone();
+            Box::pin(async move { reload.run().await })
+        }),
+    };
+    let builder = match &options.bus {
+        Some(address) => Builder::address(address.as_str()),
+        None => Builder::system(),
+    };
+    let connection =
+        dbus::serve(builder, services.clone()).await.context("the bus can't be reached")?;
+    tokio::spawn(dbus::present(connection.clone(), services, events));
+    Ok(connection)
+}
+
+/// Reads the configuration again and puts it in force.
+struct Reload {
+    config: ConfigPath,
+    supervisor: Arc<Supervisor>,
+    spool: Spool,
+}
+
+impl Reload {
+    async fn run(&self) -> Result<(), Fault> {
+        let moment = NotifyState::monotonic_usec_now().ok();
+        notify(&[Some(NotifyState::Reloading), moment].into_iter().flatten().collect::<Vec<_>>());
+        let outcome = self.apply().await;
+        match &outcome {
+            Ok(()) => tracing::info!(
+                message_id = journal::RELOADED,
+                "the configuration {} is in force",
+                self.config.path().display()
+            ),
+            Err(fault) => tracing::error!(
+                message_id = journal::RELOAD_REFUSED,
+                proxyd_error = fault.kind.name(),
+                "the configuration {} was refused and the old one stays:\n{fault}",
+                self.config.path().display()
+            ),
+        }
+        notify(&[NotifyState::Ready]);
+        outcome
+    }
+
+    async fn apply(&self) -> Result<(), Fault> {
+        let config = self.config.clone();
+        let settings = tasks::blocking(move || config.load()).await?;
+        let previous = self.supervisor.configured().providers;
+        let configured = configure(settings, &previous, &self.spool);
+        self.supervisor.reconfigure(configured).await;
+        Ok(())
+    }
+}
+
+/// Waits for signals, and keeps the status line up to date meanwhile.
+async fn attend(connection: &Connection, reload: &Reload) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut tick = tokio::time::interval(STATUS_INTERVAL);
+    let mut shown = String::new();
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            // A refusal is in the journal, and the old configuration stays.
+            _ = hangup.recv() => { let _ = reload.run().await; }
+            _ = tick.tick() => {
+                status(&reload.supervisor, &mut shown);
+                zbus::fdo::DBusProxy::new(connection).await?.get_id().await
+                    .context("the bus is gone")?;
+            }
+        }
+    }
+}
+
+fn status(supervisor: &Supervisor, shown: &mut String) {
+    let handles = supervisor.list();
+    let healthy = handles.iter().filter(|handle| handle.view().status.healthy()).count();
+    let now = format!("{} proxies, {healthy} healthy", handles.len());
+    if now != *shown {
+        notify(&[NotifyState::Status(&now)]);
+        *shown = now;
+    }
+}
+
+async fn stop(connection: &Connection, supervisor: &Supervisor) {
+    notify(&[NotifyState::Stopping, NotifyState::Status("putting down the work under way")]);
+    // Whoever calls now shall be told that nobody is there, rather than wait.
+    if let Err(error) = connection.release_name(dbus::BUS_NAME).await {
+        tracing::debug!("the bus name can't be given back: {error}");
+    }
+    if tokio::time::timeout(STOP_TIMEOUT, supervisor.shutdown()).await.is_err() {
+        tracing::warn!("some work did not stop within {STOP_TIMEOUT:?}; it is resumed at start");
+    }
+}
+
+/// Tells systemd, when it listens.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!("systemd can't be told: {error}");
+    }
+}

@@ -1,0 +1,134 @@
+//! `org.proxyd1.Manager`, on the root object.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use zbus::message::Header;
+use zbus::object_server::SignalEmitter;
+use zbus::{Connection, ObjectPath, OwnedObjectPath, OwnedVariant, interface};
+
+use super::auth::Action;
+use super::error::CallError;
+use super::proxy::{endpoint, path};
+use super::{Services, spec};
+use crate::model::{Fault, FaultKind, ProxyName};
+use crate::reconcile::Handle;
+
+/// Reads the configuration again; an error leaves the old one in force.
+pub type Reloader = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Fault>> + Send + Sync>;
+
+/// A row of `ListProxies`: name, phase, healthy, provider, endpoint, path.
+type ProxyRow = (String, String, bool, String, String, OwnedObjectPath);
+
+/// The manager on the bus.
+pub(super) struct Manager {
+    services: Services,
+}
+
+impl Manager {
+    pub(super) fn new(services: Services) -> Self {
+        Self { services }
+    }
+
+    async fn authorize(&self, connection: &Connection, call: &Header<'_>) -> Result<(), CallError> {
+        Ok(self.services.authorizer.check(connection, call, Action::ManageProxies).await?)
+    }
+}
+
+fn checked(name: &str) -> Result<ProxyName, Fault> {
+    ProxyName::new(name).map_err(|error| Fault::new(FaultKind::InvalidArgument, error.to_string()))
+}
+
+/// The object path of `name` as a typed path.
+fn object_path(name: &ProxyName) -> OwnedObjectPath {
+    // `path` escapes everything that a path may not hold.
+    ObjectPath::from_string_unchecked(path(name)).into()
+}
+
+fn row(handle: &Handle) -> ProxyRow {
+    let view = handle.view();
+    (
+        handle.name().to_string(),
+        view.status.phase.as_str().to_owned(),
+        view.status.healthy(),
+        view.spec.provider.to_string(),
+        endpoint(&view),
+        object_path(handle.name()),
+    )
+}
+
+/// Creates, finds and removes Proxies.
+#[interface(name = "org.proxyd1.Manager")]
+impl Manager {
+    /// Records a Proxy and returns its object; the way to Ready goes on by itself.
+    /// The same name with an equal specification returns the same object; with
+    /// another one it is org.proxyd1.Error.AlreadyExists. Keys: Provider s, Image s,
+    /// UserData s or ay, NetworkConfig s or ay, ImageSha256 s, ImageFormat s,
+    /// AllowedClients as, Vcpus u, MemoryMiB t, DiskGiB t, Port q, HealthUrl s,
+    /// Autostart b.
+    async fn create_proxy(
+        &self,
+        name: &str,
+        spec: HashMap<String, OwnedVariant>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<OwnedObjectPath, CallError> {
+        self.authorize(connection, &call).await?;
+        let name = checked(name)?;
+        let settings = self.services.supervisor.configured().settings;
+        let spec = spec::parse(spec, settings.only_entry())?;
+        let created = self.services.supervisor.create(name, spec).await?;
+        Ok(object_path(created.handle().name()))
+    }
+
+    /// The object of the Proxy `name`.
+    async fn get_proxy(&self, name: &str) -> Result<OwnedObjectPath, CallError> {
+        let handle = self.services.supervisor.get(&checked(name)?)?;
+        Ok(object_path(handle.name()))
+    }
+
+    /// Removes a Proxy with its domain, NVRAM, overlay, seed and console log. The
+    /// base image stays. Returns when the removal is recorded; ProxyRemoved follows.
+    async fn delete_proxy(
+        &self,
+        name: &str,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok(self.services.supervisor.delete(&checked(name)?).await?)
+    }
+
+    /// All Proxies: name, phase, healthy, provider, endpoint, object path.
+    async fn list_proxies(&self) -> Vec<ProxyRow> {
+        self.services.supervisor.list().iter().map(row).collect()
+    }
+
+    /// Reads the configuration again. An invalid one is refused whole
+    /// (org.proxyd1.Error.InvalidConfig), and the old one stays.
+    async fn reload(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok((self.services.reloader)().await?)
+    }
+
+    /// A Proxy was created.
+    #[zbus(signal)]
+    pub(super) async fn proxy_new(
+        emitter: &SignalEmitter<'_>,
+        name: &str,
+        path: ObjectPath<'_>,
+    ) -> zbus::Result<()>;
+
+    /// A Proxy and its parts are gone.
+    #[zbus(signal)]
+    pub(super) async fn proxy_removed(
+        emitter: &SignalEmitter<'_>,
+        name: &str,
+        path: ObjectPath<'_>,
+    ) -> zbus::Result<()>;
+}

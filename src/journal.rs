@@ -1,0 +1,79 @@
+//! Logging: to the journal with the fields that operators search by, or to standard
+//! error when a person runs the daemon by hand. The message ids are explained by
+//! `systemd/proxyd.catalog`, for `journalctl -x`.
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// A Proxy was recorded.
+pub const PROXY_NEW: &str = "a8cb9e13c8f0435bbd20185045a522d9";
+/// A Proxy and its parts are gone.
+pub const PROXY_REMOVED: &str = "ca1b82b8a0024b46922af6001ee0207b";
+/// A Proxy entered another phase.
+pub const PHASE_CHANGED: &str = "30b6e5027891408aadbbcf90625b271e";
+/// A step failed and is tried again.
+pub const STEP_DELAYED: &str = "60afe0237046411a8fc1c9fcd2c763d9";
+/// A step failed for good.
+pub const STEP_FAILED: &str = "e9680c2e5c6d4527a3c5aab1738ecec1";
+/// The health URL answers through the proxy.
+pub const HEALTHY: &str = "6ebc4e0f9f524e318899dec13507de3e";
+/// The health URL no longer answers through the proxy.
+pub const UNHEALTHY: &str = "f5b10d6cf8364d278b4553401b2aee6a";
+/// A base image is in the pool, verified.
+pub const IMAGE_READY: &str = "4def6f5d728f43ab8b7d8b77c684c868";
+/// The configuration was read again.
+pub const RELOADED: &str = "0c7f5012ce1048c2bec7e6dfba466f77";
+/// The configuration was refused, and the old one stays.
+pub const RELOAD_REFUSED: &str = "2538267c1e8e47eeb51a57384eb7ef4b";
+/// A record could not be read and was set aside.
+pub const RECORD_SET_ASIDE: &str = "747248033fac4f2b85f403e072ec4ea5";
+
+/// Every message id, for the test that compares them with the catalog.
+pub const ALL_IDS: [&str; 11] = [
+    PROXY_NEW,
+    PROXY_REMOVED,
+    PHASE_CHANGED,
+    STEP_DELAYED,
+    STEP_FAILED,
+    HEALTHY,
+    UNHEALTHY,
+    IMAGE_READY,
+    RELOADED,
+    RELOAD_REFUSED,
+    RECORD_SET_ASIDE,
+];
+
+/// Sets up logging for the whole process. `PROXYD_LOG` filters it, in the syntax of
+/// tracing's `EnvFilter`; the default is `info`.
+pub fn init() {
+    let filter = EnvFilter::try_from_env("PROXYD_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let registry = tracing_subscriber::registry().with(filter);
+    match journal() {
+        Some(journal) => registry.with(journal).init(),
+        None => {
+            let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+            registry.with(stderr.with_target(false)).init();
+        }
+    }
+}
+
+/// The journal, when systemd connected us to it. Without a prefix the fields bear
+/// the names that they are searched by.
+fn journal() -> Option<tracing_journald::Layer> {
+    std::env::var_os("JOURNAL_STREAM")?;
+    tracing_journald::layer().ok().map(|layer| layer.with_field_prefix(None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_id_has_a_catalog_entry_and_the_other_way_round() {
+        let catalog = include_str!("../systemd/proxyd.catalog");
+        let documented: Vec<_> =
+            catalog.lines().filter_map(|line| line.strip_prefix("-- ")).collect();
+        assert_eq!(documented, ALL_IDS);
+    }
+}

@@ -1,0 +1,109 @@
+//! Publishing straight into the pool's directory, which is on this host.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
+
+use super::connection::Link;
+use super::users::Domains;
+use super::volumes::NewVolume;
+use super::{Publisher, appeared, host};
+use crate::config::ProviderSettings;
+use crate::image::{self, DirectoryPool, ImageSource, Progress, check_unchanged};
+use crate::model::Fault;
+use crate::store::BaseRef;
+use crate::tasks;
+
+#[derive(Clone)]
+pub(super) struct Directory {
+    settings: Arc<ProviderSettings>,
+    link: Link,
+}
+
+impl Directory {
+    pub(super) fn new(settings: Arc<ProviderSettings>, link: Link) -> Self {
+        Self { settings, link }
+    }
+
+    async fn path(&self) -> Result<PathBuf, Fault> {
+        let settings = self.settings.clone();
+        self.link.run(move |connection| host::pool_path(&host::pool(connection, &settings)?)).await
+    }
+
+    /// Has libvirt take notice of files that were laid into its directory.
+    async fn refresh(&self) {
+        let settings = self.settings.clone();
+        let refreshed = self
+            .link
+            .run(move |connection| Ok(host::pool(connection, &settings)?.refresh(0)?))
+            .await;
+        if let Err(fault) = refreshed {
+            // For `virsh vol-list` only: an overlay needs no more than the path.
+            tracing::debug!("the pool was not refreshed: {fault}");
+        }
+    }
+}
+
+#[async_trait]
+impl Publisher for Directory {
+    async fn ensure(
+        &self,
+        source: &ImageSource,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<BaseRef, Fault> {
+        let path = self.path().await?;
+        let pool = tasks::blocking(move || DirectoryPool::open(&path)).await?;
+        let domains = Arc::new(Domains(self.link.clone()));
+        let base = image::ensure_base(Arc::new(pool), source, domains, progress, cancel).await?;
+        self.refresh().await;
+        Ok(BaseRef {
+            file: base.name().to_owned(),
+            path: base.path(),
+            digest: base.digest(),
+            format: base.format(),
+            virtual_size: base.virtual_size(),
+        })
+    }
+
+    async fn overlay(
+        &self,
+        _: &ImageSource,
+        base: &BaseRef,
+        overlay: &str,
+        size: u64,
+    ) -> Result<(), Fault> {
+        let path = self.path().await?;
+        let (settings, base, overlay) = (self.settings.clone(), base.clone(), overlay.to_owned());
+        self.link
+            .run(move |connection| {
+                let directory = DirectoryPool::open(&path)?;
+                // Held until the overlay's header is there for every eviction to see.
+                let fence = directory.fence()?;
+                check_unchanged(&fence, &base.file, base.digest)?;
+                let volume = NewVolume {
+                    name: &overlay,
+                    format: "qcow2",
+                    capacity: size,
+                    allocation: 0,
+                    mode: None,
+                    backing: Some((&base.path, base.format.as_str())),
+                };
+                let pool = host::pool(connection, &settings)?;
+                volume.create(&pool)?.map(drop).ok_or_else(|| appeared(&overlay).into())
+            })
+            .await
+    }
+
+    async fn unchanged(&self, base: &BaseRef) -> Result<(), Fault> {
+        let path = self.path().await?;
+        let base = base.clone();
+        tasks::blocking(move || {
+            let directory = DirectoryPool::open(&path)?;
+            check_unchanged(&directory.fence()?, &base.file, base.digest)
+        })
+        .await
+    }
+}

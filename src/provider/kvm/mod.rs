@@ -1,0 +1,282 @@
+//! The libvirt provider, as `kvm` and as `kvm2`: they differ only in how a base gets
+//! into the pool.
+
+mod address;
+mod connection;
+mod directory;
+mod domain;
+mod domain_xml;
+mod host;
+mod stale;
+mod storage;
+mod transfer;
+mod users;
+mod volumes;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
+use virt::connect::Connect;
+
+use self::connection::{CallError, Link};
+use self::domain_xml::DomainXml;
+use self::volumes::NewVolume;
+use super::{AddressView, DomainView, Guest, Observed, Owned, Provider, Shape};
+use crate::config::{ProviderSettings, ProviderType};
+use crate::image::{ImageSource, Progress, Spool, overlay_file_name, seed_file_name};
+use crate::model::{Fault, FaultKind, Firmware};
+use crate::store::BaseRef;
+
+/// Where consoles are logged on the guest's host: virtlogd writes there under every
+/// security policy that distributions ship. A Proxy's name has no dot, so no QEMU log
+/// can have the same name.
+const CONSOLE_DIRECTORY: &str = "/var/log/libvirt/qemu";
+
+/// How a base gets into the pool.
+#[async_trait]
+trait Publisher: Send + Sync {
+    /// Has the base in the pool, verified.
+    async fn ensure(
+        &self,
+        source: &ImageSource,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<BaseRef, Fault>;
+
+    /// Makes `overlay` over `base` so that it never exists over anything else.
+    ///
+    /// # Errors
+    /// `BaseChanged` when the base is no longer there as it was ensured.
+    async fn overlay(
+        &self,
+        source: &ImageSource,
+        base: &BaseRef,
+        overlay: &str,
+        size: u64,
+    ) -> Result<(), Fault>;
+
+    /// Makes sure that `base` is still what it was when overlays were made from it.
+    ///
+    /// # Errors
+    /// `BaseChanged`, with the evidence.
+    async fn unchanged(&self, base: &BaseRef) -> Result<(), Fault>;
+}
+
+/// The provider of one entry.
+pub struct Kvm {
+    settings: Arc<ProviderSettings>,
+    link: Link,
+    publisher: Box<dyn Publisher>,
+}
+
+impl Kvm {
+    /// A provider for `settings`; `spool` is where downloads for the storage API wait.
+    pub fn new(settings: ProviderSettings, spool: Spool) -> Self {
+        let settings = Arc::new(settings);
+        let link = Link::new(&settings);
+        let publisher: Box<dyn Publisher> = match settings.kind {
+            ProviderType::Kvm => {
+                Box::new(directory::Directory::new(settings.clone(), link.clone()))
+            }
+            ProviderType::Kvm2 => {
+                Box::new(storage::Storage::new(settings.clone(), link.clone(), spool))
+            }
+        };
+        Self { settings, link, publisher }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connect, &ProviderSettings) -> Result<T, CallError> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let settings = self.settings.clone();
+        self.link.run(move |connection| work(connection, &settings)).await
+    }
+}
+
+fn console_path(guest: &Guest) -> PathBuf {
+    Path::new(CONSOLE_DIRECTORY).join(format!("{}.console.log", guest.domain_name()))
+}
+
+#[async_trait]
+impl Provider for Kvm {
+    async fn preflight(&self, firmware: Firmware) -> Result<(), Fault> {
+        self.run(move |connection, settings| {
+            host::pool(connection, settings)?;
+            host::network(connection, settings)?;
+            host::firmware(&host::virtualisation(connection, settings)?, firmware)
+        })
+        .await
+    }
+
+    async fn ensure_image(
+        &self,
+        source: &ImageSource,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<BaseRef, Fault> {
+        self.publisher.ensure(source, progress, cancel).await
+    }
+
+    async fn observe(&self, guest: &Guest) -> Result<Observed, Fault> {
+        let guest = guest.clone();
+        self.run(move |connection, settings| {
+            let domain = domain::view(connection, &guest)?;
+            if domain == DomainView::Running {
+                // Its files are in use, whatever the pool says about them.
+                return Ok(Observed { domain, overlay: true, seed: true });
+            }
+            let pool = host::pool(connection, settings)?;
+            let exists = |name: &str| volumes::lookup(&pool, name).map(|found| found.is_some());
+            let overlay = exists(&overlay_file_name(&guest.name))?;
+            let seed = exists(&seed_file_name(&guest.name))?;
+            Ok(Observed { domain, overlay, seed })
+        })
+        .await
+    }
+
+    async fn create_overlay(
+        &self,
+        guest: &Guest,
+        source: &ImageSource,
+        base: &BaseRef,
+        size: u64,
+    ) -> Result<(), Fault> {
+        let overlay = overlay_file_name(&guest.name);
+        let name = overlay.clone();
+        self.run(move |connection, settings| {
+            volumes::delete(&host::pool(connection, settings)?, &name)
+        })
+        .await?;
+        self.publisher.overlay(source, base, &overlay, size).await
+    }
+
+    async fn write_seed(&self, guest: &Guest, content: Vec<u8>) -> Result<(), Fault> {
+        let name = seed_file_name(&guest.name);
+        self.run(move |connection, settings| {
+            let pool = host::pool(connection, settings)?;
+            volumes::delete(&pool, &name)?;
+            let size = content.len() as u64;
+            let volume = NewVolume {
+                name: &name,
+                format: "raw",
+                capacity: size,
+                allocation: size,
+                mode: None,
+                backing: None,
+            };
+            let volume = volume.create(&pool)?.ok_or_else(|| appeared(&name))?;
+            volumes::upload(connection, &volume, &content)
+        })
+        .await
+    }
+
+    async fn define(&self, guest: &Guest, shape: &Shape) -> Result<(), Fault> {
+        let (guest, shape) = (guest.clone(), shape.clone());
+        self.run(move |connection, settings| {
+            host::network(connection, settings)?;
+            let virtualisation = host::virtualisation(connection, settings)?;
+            host::firmware(&virtualisation, shape.firmware)?;
+            let pool = host::pool(connection, settings)?;
+            let xml = DomainXml {
+                guest: &guest,
+                shape: &shape,
+                entry: &settings.name,
+                host: &virtualisation,
+                network: &settings.network,
+                overlay: volumes::path(&pool, &overlay_file_name(&guest.name))?,
+                seed: volumes::path(&pool, &seed_file_name(&guest.name))?,
+                console: console_path(&guest),
+            };
+            let xml = xml.render().map_err(|error| {
+                Fault::new(FaultKind::DomainFailed, format!("no domain XML: {error}"))
+            })?;
+            domain::define(connection, &guest, &xml, shape.autostart)
+        })
+        .await
+    }
+
+    async fn start(&self, guest: &Guest, base: &BaseRef) -> Result<(), Fault> {
+        self.publisher.unchanged(base).await?;
+        let guest = guest.clone();
+        self.run(move |connection, settings| {
+            host::network(connection, settings)?;
+            domain::start(connection, &guest)
+        })
+        .await
+    }
+
+    async fn address(&self, guest: &Guest, agent_only: bool) -> Result<AddressView, Fault> {
+        let guest = guest.clone();
+        self.run(move |connection, _| {
+            let domain = domain::require(connection, &guest)?;
+            address::find(&domain, &guest.mac(), agent_only)
+        })
+        .await
+    }
+
+    async fn remove(&self, guest: &Guest, owned: Owned) -> Result<(), Fault> {
+        let guest = guest.clone();
+        self.run(move |connection, settings| {
+            domain::remove(connection, &guest)?;
+            let pool = host::pool(connection, settings)?;
+            if owned.overlay {
+                volumes::delete(&pool, &overlay_file_name(&guest.name))?;
+            }
+            if owned.seed {
+                volumes::delete(&pool, &seed_file_name(&guest.name))?;
+            }
+            Ok(remove_console(&console_path(&guest))?)
+        })
+        .await
+    }
+}
+
+fn appeared(name: &str) -> Fault {
+    let text = format!("a volume {name} has appeared meanwhile and was not made here");
+    Fault::new(FaultKind::ForeignFile, text)
+}
+
+/// Removes the console log and what virtlogd rotated away from it.
+fn remove_console(path: &Path) -> Result<(), Fault> {
+    let rotated = (0..10).map(|number| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    });
+    for file in std::iter::once(path.to_owned()).chain(rotated) {
+        match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let text = format!("the console log {} can't be removed: {error}", file.display());
+                return Err(Fault::new(FaultKind::StateFailed, text));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::config::{NetworkAttachment, VirtType};
+    use crate::model::EntryName;
+
+    /// An entry on libvirt's test driver.
+    pub(crate) fn settings(pool: &str) -> ProviderSettings {
+        ProviderSettings {
+            name: EntryName::new("test").unwrap(),
+            kind: ProviderType::Kvm,
+            uri: "test:///default".into(),
+            pool: pool.into(),
+            network: NetworkAttachment::Network("default".into()),
+            virt_type: VirtType::Auto,
+            install_guest_agent: true,
+            vendor_data: None,
+            images: std::collections::BTreeMap::new(),
+            ssh: None,
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Overlay and seed: volumes that libvirt makes in the pool.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use quick_xml::Writer;
+use quick_xml::events::BytesText;
+use virt::connect::Connect;
+use virt::error::ErrorNumber;
+use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
+use virt::stream::Stream;
+
+use super::connection::{CallError, found, is};
+use crate::model::{Fault, FaultKind};
+
+/// Bytes handed to libvirt at once: its RPC takes a quarter of a MiB per message.
+pub(super) const CHUNK: usize = 256 << 10;
+
+/// What a new volume shall be.
+pub(super) struct NewVolume<'a> {
+    pub(super) name: &'a str,
+    pub(super) format: &'a str,
+    /// Size of the disk it presents, in bytes.
+    pub(super) capacity: u64,
+    /// Bytes that the file system sets aside at once.
+    pub(super) allocation: u64,
+    /// Permission bits in octal; libvirt's default (0600) when absent.
+    pub(super) mode: Option<&'a str>,
+    /// The base it backs onto, with its format.
+    pub(super) backing: Option<(&'a Path, &'a str)>,
+}
+
+impl NewVolume<'_> {
+    fn xml(&self) -> io::Result<String> {
+        let mut xml = Writer::new(Vec::new());
+        xml.create_element("volume").write_inner_content(|xml| {
+            text(xml, "name", self.name)?;
+            text(xml, "capacity", &self.capacity.to_string())?;
+            text(xml, "allocation", &self.allocation.to_string())?;
+            xml.create_element("target").write_inner_content(|xml| {
+                format(xml, self.format)?;
+                match self.mode {
+                    Some(mode) => permissions(xml, mode),
+                    None => Ok(()),
+                }
+            })?;
+            if let Some((path, backing)) = self.backing {
+                xml.create_element("backingStore").write_inner_content(|xml| {
+                    text(xml, "path", &path.to_string_lossy())?;
+                    // Left out, libvirt records "raw" and the guest boots garbage.
+                    format(xml, backing)
+                })?;
+            }
+            Ok(())
+        })?;
+        String::from_utf8(xml.into_inner()).map_err(io::Error::other)
+    }
+
+    /// Makes the volume; `None` when one of the name exists.
+    pub(super) fn create(&self, pool: &StoragePool) -> Result<Option<StorageVol>, CallError> {
+        let xml = self.xml().map_err(|error| {
+            Fault::new(FaultKind::StateFailed, format!("no volume XML: {error}"))
+        })?;
+        self.check_room(pool)?;
+        match StorageVol::create_xml(pool, &xml, 0) {
+            Ok(volume) => Ok(Some(volume)),
+            Err(error) if is(&error, ErrorNumber::StorageVolExist) => Ok(None),
+            Err(error) => Err(pool_error(pool, &error)),
+        }
+    }
+
+    fn check_room(&self, pool: &StoragePool) -> Result<(), CallError> {
+        let available = pool.info()?.available;
+        if self.allocation <= available {
+            return Ok(());
+        }
+        let text = format!(
+            "the volume {} needs {} bytes and the pool {} has {available} left: free some, or \
+             give the pool more room",
+            self.name,
+            self.allocation,
+            pool.name()?
+        );
+        Err(Fault::new(FaultKind::NoSpace, text).into())
+    }
+}
+
+fn text(xml: &mut Writer<Vec<u8>>, name: &str, content: &str) -> io::Result<()> {
+    xml.create_element(name).write_text_content(BytesText::new(content))?;
+    Ok(())
+}
+
+fn format(xml: &mut Writer<Vec<u8>>, name: &str) -> io::Result<()> {
+    xml.create_element("format").with_attribute(("type", name)).write_empty()?;
+    Ok(())
+}
+
+fn permissions(xml: &mut Writer<Vec<u8>>, mode: &str) -> io::Result<()> {
+    xml.create_element("permissions").write_inner_content(|xml| text(xml, "mode", mode))?;
+    Ok(())
+}
+
+/// A failed storage operation; libvirt runs one asynchronous job a pool and refuses
+/// the next for the time being, so it is always worth another try.
+pub(super) fn pool_error(pool: &StoragePool, error: &virt::error::Error) -> CallError {
+    let name = pool.name().unwrap_or_default();
+    let text = format!("the storage pool {name}: libvirt: {}", error.message());
+    Fault::new(FaultKind::PoolUnavailable, text).into()
+}
+
+/// The volume of that name, as libvirt knows the pool now.
+pub(super) fn lookup(pool: &StoragePool, name: &str) -> Result<Option<StorageVol>, CallError> {
+    found(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)
+}
+
+/// The path of the volume of that name.
+///
+/// # Errors
+/// `PoolUnavailable` when there is none.
+pub(super) fn path(pool: &StoragePool, name: &str) -> Result<PathBuf, CallError> {
+    let volume = lookup(pool, name)?.ok_or_else(|| {
+        Fault::new(FaultKind::PoolUnavailable, format!("the volume {name} has gone from its pool"))
+    })?;
+    Ok(volume.path()?.into())
+}
+
+/// Deletes the volume of that name; that there is none is fine.
+pub(super) fn delete(pool: &StoragePool, name: &str) -> Result<(), CallError> {
+    match lookup(pool, name)?.map(|volume| volume.delete(0)) {
+        None | Some(Ok(())) => Ok(()),
+        Some(Err(error)) if is(&error, ErrorNumber::NoStorageVolume) => Ok(()),
+        Some(Err(error)) => Err(pool_error(pool, &error)),
+    }
+}
+
+/// Writes all of `content` into `volume`, and nothing more: libvirtd does not survive
+/// an upload beyond the declared length.
+pub(super) fn upload(
+    connection: &Connect,
+    volume: &StorageVol,
+    content: &[u8],
+) -> Result<(), CallError> {
+    let stream = Stream::new(connection, 0)?;
+    volume.upload(&stream, 0, content.len() as u64, 0)?;
+    match content.chunks(CHUNK).try_for_each(|chunk| send(&stream, chunk)) {
+        Ok(()) => Ok(stream.finish()?),
+        Err(error) => {
+            // The first error is the one to report.
+            let _ = stream.abort();
+            Err(error)
+        }
+    }
+}
+
+/// Sends all of `bytes`.
+pub(super) fn send(stream: &Stream, mut bytes: &[u8]) -> Result<(), CallError> {
+    while !bytes.is_empty() {
+        let sent = usize::try_from(stream.send(bytes)?).unwrap_or(0);
+        if sent == 0 {
+            let text = "libvirt takes no more of an upload";
+            return Err(Fault::new(FaultKind::PoolUnavailable, text).into());
+        }
+        bytes = bytes.get(sent..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlay_names_its_backing_format() {
+        let volume = NewVolume {
+            name: "proxy-a.qcow2",
+            format: "qcow2",
+            capacity: 1 << 30,
+            allocation: 0,
+            mode: None,
+            backing: Some((Path::new("/pool/a&b.qcow2"), "qcow2")),
+        };
+        let xml = volume.xml().unwrap();
+        let backing = "<backingStore><path>/pool/a&amp;b.qcow2</path><format type=\"qcow2\"/>";
+        assert!(xml.contains(backing), "{xml}");
+    }
+}

@@ -1,0 +1,125 @@
+//! The one place that changes a Proxy's status, tells its readers, and writes the
+//! journal's lines about it.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::View;
+use crate::journal;
+use crate::model::{ConditionKind, Fault, Phase, ProxyName, ProxyStatus, Reason, Timestamp};
+use crate::store::Record;
+
+/// Owns the status of one Proxy.
+pub(super) struct Publisher {
+    name: ProxyName,
+    sender: watch::Sender<Arc<View>>,
+}
+
+impl Publisher {
+    pub(super) fn new(record: &Record) -> (Self, watch::Receiver<Arc<View>>) {
+        let mut status = ProxyStatus::pending();
+        if record.deleting {
+            status.phase = Phase::Deleting;
+        }
+        let (sender, receiver) = watch::channel(Arc::new(view(record, status)));
+        (Self { name: record.name.clone(), sender }, receiver)
+    }
+
+    pub(super) fn status(&self) -> ProxyStatus {
+        self.sender.borrow().status.clone()
+    }
+
+    /// Changes the status; readers hear of it only when something is different.
+    pub(super) fn update(&self, record: &Record, change: impl FnOnce(&mut ProxyStatus)) {
+        let before = self.status();
+        let mut after = before.clone();
+        change(&mut after);
+        after.observed_generation = record.generation;
+        let next = view(record, after.clone());
+        self.sender.send_if_modified(|current| {
+            let changed = **current != next;
+            if changed {
+                *current = Arc::new(next);
+            }
+            changed
+        });
+        self.tell(record, &before, &after);
+    }
+
+    /// Takes note of a fault. Its line in the journal is written once for a run of
+    /// attempts that fail alike.
+    pub(super) fn fault(&self, record: &Record, fault: &Fault, next: Option<Timestamp>) {
+        let before = self.status();
+        self.update(record, |status| status.fail(fault, next));
+        if before.reason == Reason::Fault(fault.kind) && before.message == fault.message {
+            return;
+        }
+        let (entry, image) = (record.entry(), record.spec.image.shown());
+        if fault.is_permanent() {
+            tracing::error!(
+                message_id = journal::STEP_FAILED,
+                proxyd_proxy = %self.name,
+                proxyd_provider = %entry,
+                proxyd_image = image,
+                proxyd_error = fault.kind.name(),
+                "Proxy {}: {fault}", self.name
+            );
+        } else {
+            tracing::warn!(
+                message_id = journal::STEP_DELAYED,
+                proxyd_proxy = %self.name,
+                proxyd_provider = %entry,
+                proxyd_image = image,
+                proxyd_error = fault.kind.name(),
+                "Proxy {}: {fault}; it will be tried again", self.name
+            );
+        }
+    }
+
+    fn tell(&self, record: &Record, before: &ProxyStatus, after: &ProxyStatus) {
+        if before.phase != after.phase {
+            tracing::info!(
+                message_id = journal::PHASE_CHANGED,
+                proxyd_proxy = %self.name,
+                proxyd_provider = %record.entry(),
+                proxyd_phase = after.phase.as_str(),
+                "Proxy {}: {} → {}", self.name, before.phase.as_str(), after.phase.as_str()
+            );
+        }
+        if before.healthy() == after.healthy() {
+            return;
+        }
+        if after.healthy() {
+            let endpoint = after.address.map(|address| address.ip.to_string());
+            tracing::info!(
+                message_id = journal::HEALTHY,
+                proxyd_proxy = %self.name,
+                proxyd_provider = %record.entry(),
+                proxyd_phase = after.phase.as_str(),
+                "Proxy {}: answers at {} port {}",
+                self.name, endpoint.unwrap_or_default(), record.spec.port
+            );
+        } else if after.holds(ConditionKind::DomainRunning) {
+            tracing::warn!(
+                message_id = journal::UNHEALTHY,
+                proxyd_proxy = %self.name,
+                proxyd_provider = %record.entry(),
+                proxyd_phase = after.phase.as_str(),
+                "Proxy {}: does not answer any more: {}", self.name, after.message
+            );
+        }
+    }
+}
+
+fn view(record: &Record, status: ProxyStatus) -> View {
+    View {
+        uuid: record.uuid,
+        generation: record.generation,
+        spec: record.spec.clone(),
+        origin: record.origin,
+        on_removal: record.on_removal,
+        created_at: record.created_at,
+        status,
+    }
+}

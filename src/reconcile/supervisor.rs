@@ -1,0 +1,296 @@
+//! Admits, changes and removes Proxies, and keeps a worker for each.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::core::{Core, no_such_image};
+use super::publish::Publisher;
+use super::worker::{self, Ended};
+use super::{Command, Configured, Handle, Shared};
+use crate::config::{DeclaredProxy, OnRemoval};
+use crate::journal;
+use crate::model::{Fault, FaultKind, ImageChoice, Origin, Phase, ProxyName, ProxySpec};
+use crate::store::{Record, Store};
+
+/// Orders that may wait for a worker that is at work.
+const ORDERS: usize = 8;
+
+/// The coming and going of Proxies, for whoever presents them.
+#[derive(Debug)]
+pub enum Event {
+    /// One is recorded. The supervisor waits for `presented` before it goes on, so
+    /// that whoever created it finds it presented.
+    Added {
+        /// The new one.
+        handle: Handle,
+        /// To be sent to, or dropped, when it can be found.
+        presented: oneshot::Sender<()>,
+    },
+    /// One is gone.
+    Removed(ProxyName),
+}
+
+/// What creating did.
+#[derive(Debug)]
+pub enum Created {
+    /// There is a new Proxy.
+    New(Handle),
+    /// The same Proxy was there already.
+    Unchanged(Handle),
+}
+
+impl Created {
+    /// The Proxy, new or not.
+    pub fn handle(&self) -> &Handle {
+        match self {
+            Self::New(handle) | Self::Unchanged(handle) => handle,
+        }
+    }
+}
+
+/// Keeps the workers. Shared behind an `Arc`.
+pub struct Supervisor {
+    shared: Arc<Shared>,
+    configured: watch::Sender<Configured>,
+    handles: Arc<Mutex<BTreeMap<ProxyName, Handle>>>,
+    /// One admission at a time: what it checks stays true until it is recorded.
+    admission: tokio::sync::Mutex<()>,
+    events: mpsc::Sender<Event>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Supervisor {
+    /// A supervisor without workers; [`Self::resume`] brings the recorded ones back.
+    pub fn new(
+        store: Store,
+        configured: Configured,
+        events: mpsc::Sender<Event>,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let (sender, receiver) = watch::channel(configured);
+        Arc::new(Self {
+            shared: Arc::new(Shared { store: Arc::new(store), configured: receiver }),
+            configured: sender,
+            handles: Arc::default(),
+            admission: tokio::sync::Mutex::default(),
+            events,
+            stop,
+            tasks: TaskTracker::new(),
+        })
+    }
+
+    /// Brings back the Proxies of `records`, then makes those of the configuration
+    /// true.
+    pub async fn resume(&self, records: Vec<Record>) {
+        for record in records {
+            self.employ(record).await;
+        }
+        self.declare().await;
+    }
+
+    /// The configuration in force.
+    pub fn configured(&self) -> Configured {
+        self.shared.configured()
+    }
+
+    /// The Proxies, by name.
+    pub fn list(&self) -> Vec<Handle> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// One Proxy.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`.
+    pub fn get(&self, name: &ProxyName) -> Result<Handle, Fault> {
+        self.lock()
+            .get(name)
+            .cloned()
+            .ok_or_else(|| Fault::new(FaultKind::NoSuchProxy, format!("there is no Proxy {name}")))
+    }
+
+    /// Records a Proxy and sets a worker to it.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when one of the name has another specification, `Busy` when it
+    /// is on its way out, `NoSuchProvider` and `NoSuchImage` for what the
+    /// configuration lacks, `StateFailed` when it can't be recorded.
+    pub async fn create(&self, name: ProxyName, spec: ProxySpec) -> Result<Created, Fault> {
+        let _admission = self.admission.lock().await;
+        if let Ok(handle) = self.get(&name) {
+            return same(handle, &spec).map(Created::Unchanged);
+        }
+        self.check(&spec)?;
+        let record = Record::new(name, spec, Origin::Api, OnRemoval::Delete);
+        self.admit(record).await.map(Created::New)
+    }
+
+    /// Begins the removal of a Proxy. It is recorded when this returns.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`; `InvalidArgument` for one that the configuration declares.
+    pub async fn delete(&self, name: &ProxyName) -> Result<(), Fault> {
+        let _admission = self.admission.lock().await;
+        let handle = self.get(name)?;
+        if handle.view().origin == Origin::Config {
+            return Err(Fault::new(
+                FaultKind::InvalidArgument,
+                format!(
+                    "Proxy {name} is declared in the configuration: remove it there and reload"
+                ),
+            ));
+        }
+        handle.order(|ack| Command::Delete { ack }).await
+    }
+
+    /// Puts another configuration in force: declared Proxies are made true, and every
+    /// worker looks again.
+    pub async fn reconfigure(&self, configured: Configured) {
+        let _admission = self.admission.lock().await;
+        self.configured.send_replace(configured);
+        self.declare().await;
+        self.list().iter().for_each(Handle::nudge);
+    }
+
+    /// Stops every worker and waits until the last has put down its work.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ProxyName, Handle>> {
+        // The map is whole after every statement, so a panic elsewhere can't spoil it.
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self, spec: &ProxySpec) -> Result<(), Fault> {
+        let configured = self.configured();
+        configured.providers.get(&spec.provider)?;
+        let entry = configured.settings.providers.get(&spec.provider);
+        match (&spec.image, entry) {
+            (ImageChoice::Key(key), Some(entry)) if !entry.images.contains_key(key) => {
+                Err(no_such_image(&spec.provider, key))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn admit(&self, record: Record) -> Result<Handle, Fault> {
+        self.shared.save(&record).await?;
+        tracing::info!(
+            message_id = journal::PROXY_NEW,
+            proxyd_proxy = %record.name,
+            proxyd_provider = %record.spec.provider,
+            proxyd_image = record.spec.image.shown(),
+            "Proxy {}: recorded, to run at {}", record.name, record.spec.provider
+        );
+        Ok(self.employ(record).await)
+    }
+
+    /// Sets a worker to `record` and waits until it is presented.
+    async fn employ(&self, record: Record) -> Handle {
+        let name = record.name.clone();
+        let (publisher, view) = Publisher::new(&record);
+        let (commands, orders) = mpsc::channel(ORDERS);
+        let handle = Handle { name: name.clone(), view, commands };
+        self.lock().insert(name.clone(), handle.clone());
+        let (presented, done) = oneshot::channel();
+        let event = Event::Added { handle: handle.clone(), presented };
+        if self.events.send(event).await.is_ok() {
+            // Dropped unsent, there is nobody to present it, and the work goes on.
+            let _ = done.await;
+        }
+        let core = Core::new(record, self.shared.clone(), publisher);
+        let (handles, events) = (self.handles.clone(), self.events.clone());
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            if worker::run(core, orders, stop).await == Ended::Removed {
+                // In this order, a new Proxy of the name can't be presented before
+                // the old one is withdrawn.
+                let _ = events.send(Event::Removed(name.clone())).await;
+                handles.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+            }
+        });
+        handle
+    }
+
+    /// Makes the Proxies of the configuration true. One that can't be is reported,
+    /// and the others go on.
+    async fn declare(&self) {
+        let settings = self.configured().settings;
+        for (name, declared) in &settings.proxies {
+            if let Err(fault) = self.declare_one(name, declared).await {
+                tracing::error!(
+                    message_id = journal::STEP_FAILED,
+                    proxyd_proxy = %name,
+                    proxyd_error = fault.kind.name(),
+                    "Proxy {name}, as the configuration declares it: {fault}"
+                );
+            }
+        }
+        for handle in self.list() {
+            let gone = handle.view().origin == Origin::Config
+                && !settings.proxies.contains_key(handle.name());
+            if gone && let Err(fault) = self.undeclare(&handle).await {
+                tracing::error!(
+                    message_id = journal::STEP_FAILED,
+                    proxyd_proxy = %handle.name(),
+                    proxyd_error = fault.kind.name(),
+                    "Proxy {}, no longer declared: {fault}", handle.name()
+                );
+            }
+        }
+    }
+
+    async fn declare_one(&self, name: &ProxyName, declared: &DeclaredProxy) -> Result<(), Fault> {
+        let DeclaredProxy { spec, on_removal } = declared;
+        let Ok(handle) = self.get(name) else {
+            let record = Record::new(name.clone(), spec.clone(), Origin::Config, *on_removal);
+            return self.admit(record).await.map(drop);
+        };
+        if handle.view().origin == Origin::Api {
+            // One made over D-Bus is taken over when it is the same, and never changed.
+            same(handle.clone(), spec)?;
+        }
+        let (spec, on_removal) = (Box::new(spec.clone()), *on_removal);
+        let origin = Origin::Config;
+        handle.order(|ack| Command::Respec { spec, origin, on_removal, ack }).await
+    }
+
+    async fn undeclare(&self, handle: &Handle) -> Result<(), Fault> {
+        let view = handle.view();
+        match view.on_removal {
+            OnRemoval::Delete => handle.order(|ack| Command::Delete { ack }).await,
+            OnRemoval::Keep => {
+                let spec = Box::new(view.spec.clone());
+                let (origin, on_removal) = (Origin::Api, OnRemoval::Delete);
+                handle.order(|ack| Command::Respec { spec, origin, on_removal, ack }).await
+            }
+        }
+    }
+}
+
+/// `handle`, when it is what `spec` asks for.
+fn same(handle: Handle, spec: &ProxySpec) -> Result<Handle, Fault> {
+    let (name, view) = (handle.name().clone(), handle.view());
+    if view.status.phase == Phase::Deleting {
+        let message = format!("Proxy {name} is being removed: try again when it is gone");
+        return Err(Fault::new(FaultKind::Busy, message));
+    }
+    if view.spec != *spec {
+        return Err(Fault::new(
+            FaultKind::AlreadyExists,
+            format!(
+                "Proxy {name} exists with another specification: delete it first, or choose \
+                 another name"
+            ),
+        ));
+    }
+    Ok(handle)
+}
