@@ -1,0 +1,68 @@
+# proxyd: build, install, prove. `make help` lists the targets.
+
+PREFIX      ?= /usr
+DESTDIR     ?=
+CARGO       ?= cargo
+LAB         := tests/lab/lab
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+bindir      = $(PREFIX)/bin
+datadir     = $(PREFIX)/share
+unitdir     = $(PREFIX)/lib/systemd/system
+sysusersdir = $(PREFIX)/lib/sysusers.d
+catalogdir  = $(PREFIX)/lib/systemd/catalog
+
+.PHONY: help deps build install quick test lint demo demo-down clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make demo       the main job for real: a lab host, an image, a Proxy that answers
+## make demo-down  stop what the demo left running
+## make test       every test, those in the lab included
+## make quick      unit and private-bus tests, under two minutes
+## make lint       formatting and clippy, warnings denied
+## make build      the optimised daemon, in target/release
+## make install    into $(DESTDIR)$(PREFIX)
+## make deps       the Debian packages that building needs
+
+deps:
+	@tests/lab/build-deps
+
+build: deps
+	$(CARGO) build --release --locked
+
+# Only copies: what must be told about the new files is in activate.mk.
+install:
+	@test -x target/release/proxyd || { echo "make build comes first" >&2; exit 1; }
+	install -Dm0755 target/release/proxyd $(DESTDIR)$(bindir)/proxyd
+	install -d $(DESTDIR)$(unitdir)
+	sed 's|@bindir@|$(bindir)|' systemd/proxyd.service > $(DESTDIR)$(unitdir)/proxyd.service
+	install -Dm0644 systemd/proxyd.sysusers $(DESTDIR)$(sysusersdir)/proxyd.conf
+	install -Dm0644 systemd/proxyd.catalog $(DESTDIR)$(catalogdir)/proxyd.catalog
+	install -Dm0644 dbus/org.proxyd1.conf $(DESTDIR)$(datadir)/dbus-1/system.d/org.proxyd1.conf
+	install -Dm0644 dbus/org.proxyd1.policy \
+	  $(DESTDIR)$(datadir)/polkit-1/actions/org.proxyd1.policy
+	install -Dm0644 -t $(DESTDIR)$(datadir)/dbus-1/interfaces dbus/org.proxyd1.*.xml
+	install -Dm0644 systemd/activate.mk $(DESTDIR)$(datadir)/proxyd/activate.mk
+
+quick: deps
+	$(CARGO) test --locked
+
+test: build quick
+	$(LAB) deps
+	$(LAB) build
+	$(CARGO) test --locked --test lab -- --ignored --test-threads=1
+
+lint: deps
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- --deny warnings
+
+demo: build
+	@tests/lab/demo
+
+demo-down:
+	@$(LAB) down demo
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,163 @@
+//! What a host may lack, and what an image may be: each is named, and what time can
+//! cure is cured without a hand. The guests here have a blank disk: they run, and
+//! never boot.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::host::{Host, url};
+
+const POOL: &str = "/var/lib/libvirt/images";
+const STEP: Duration = Duration::from_secs(90);
+/// Twice the longest wait between attempts, and the work itself.
+const RECOVERY: Duration = Duration::from_secs(90);
+const SPEC: &str = "3 Provider s home Image s blank MemoryMiB t 256";
+
+fn config(digest: Option<&str>) -> Value {
+    let mut image = json!({ "url": url("blank.raw"), "format": "raw" });
+    if let Some(digest) = digest {
+        image["sha256"] = digest.into();
+    }
+    json!({
+        "images": { "blank": image },
+        "providers": { "home": { "virtType": "qemu" } },
+        "health": { "url": url("generate_204") }
+    })
+}
+
+fn blank(host: &Host) -> String {
+    host.run("truncate -s 16M /srv/lab/blank.raw; sha256sum < /srv/lab/blank.raw | cut -d' ' -f1")
+}
+
+#[test]
+#[ignore = "needs the lab: make test"]
+fn what_is_missing_is_named_and_cured_once_it_is_there() {
+    let host = Host::up("faults", &config(None));
+    let digest = blank(&host);
+
+    // Without libvirt, pool, network or firmware, one after the other.
+    let lacks = [
+        (
+            "systemctl stop libvirtd.socket libvirtd-ro.socket libvirtd-admin.socket libvirtd",
+            "ProviderUnavailable",
+            "qemu:///system",
+            "systemctl start libvirtd.socket libvirtd",
+        ),
+        (
+            "virsh -q pool-destroy default",
+            "PoolUnavailable",
+            "default",
+            "virsh -q pool-start default",
+        ),
+        (
+            "virsh -q net-destroy default",
+            "NetworkUnavailable",
+            "default",
+            "virsh -q net-start default",
+        ),
+        (
+            "mv /usr/share/qemu/firmware /usr/share/qemu/firmware.away",
+            "FirmwareUnavailable",
+            "ovmf",
+            "mv /usr/share/qemu/firmware.away /usr/share/qemu/firmware",
+        ),
+    ];
+    for (number, (break_it, reason, named, mend_it)) in lacks.into_iter().enumerate() {
+        let name = format!("lack-{number}");
+        host.run(break_it);
+        host.create(&name, SPEC);
+        host.await_text(&name, "Reason", reason, STEP);
+        let message = host.text(&name, "Message");
+        assert!(message.contains(named), "{message}");
+        assert_eq!(host.text(&name, "Phase"), "Provisioning");
+        assert_eq!(host.property(&name, "Permanent"), Some(Value::Bool(false)));
+        host.run(mend_it);
+        host.await_text(&name, "Reason", "AwaitingAddress", RECOVERY);
+        host.delete(&name);
+    }
+
+    no_address_is_awaited_and_said(&host);
+    a_changed_digest_is_refused_and_the_base_stays(&host, &digest);
+    a_stop_with_work_in_flight_is_clean(&host);
+}
+
+/// A guest that never gets an address stays Provisioning, and says what is awaited
+/// and for how long.
+fn no_address_is_awaited_and_said(host: &Host) {
+    host.create("silent", SPEC);
+    host.await_text("silent", "Reason", "AwaitingAddress", STEP);
+    host.wait("the message to tell how long", Duration::from_secs(40), || {
+        host.text("silent", "Message").contains("after 10s")
+    });
+    let message = host.text("silent", "Message");
+    for part in ["the guest agent is not connected", "no DHCP lease for 52:54:00"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(host.text("silent", "Phase"), "Provisioning");
+    assert_eq!(host.property("silent", "Healthy"), Some(Value::Bool(false)));
+}
+
+fn a_changed_digest_is_refused_and_the_base_stays(host: &Host, digest: &str) {
+    let state =
+        format!("cd {POOL}; stat -c '%i %s %Y' base-home-blank.raw; sha256sum base-home-blank.raw");
+    let before = host.run(&state);
+    let wrong = "0".repeat(64);
+    host.configure(&config(Some(&wrong)));
+    assert!(host.reload().status.success());
+    host.create("pinned", SPEC);
+    host.await_text("pinned", "Phase", "Failed", STEP);
+    assert_eq!(host.text("pinned", "Reason"), "DigestMismatch");
+    assert_eq!(host.property("pinned", "Permanent"), Some(Value::Bool(true)));
+    let message = host.text("pinned", "Message");
+    for part in [digest, &wrong, "base-home-blank.raw"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(host.run(&state), before, "the base was touched");
+    // The running guest on it is left alone, and told to be outdated.
+    assert_eq!(host.property("silent", "ImageOutdated"), Some(Value::Bool(true)));
+    assert_eq!(host.run("virsh domstate proxy-silent"), "running");
+
+    // A configuration that is not acceptable is refused whole, and the old one stays.
+    host.write("/etc/proxyd/config.json", br#"{"providers": {"home": {"pol": "default"}}}"#);
+    let refused = String::from_utf8_lossy(&host.reload().stderr).into_owned();
+    assert!(refused.contains("/providers/home/pol"), "{refused}");
+    assert_eq!(
+        host.attempt("proxyd --check-config /etc/proxyd/config.json").status.code(),
+        Some(78)
+    );
+
+    // The digest restored, it goes on without being asked again.
+    host.configure(&config(Some(digest)));
+    assert!(host.reload().status.success());
+    host.await_text("pinned", "Reason", "AwaitingAddress", STEP);
+    host.delete("pinned");
+    host.delete("silent");
+}
+
+/// SIGTERM in the middle of a download: a prompt, clean exit, no temporary file, and
+/// the next start goes on.
+fn a_stop_with_work_in_flight_is_clean(host: &Host) {
+    // A server that sends a part and then keeps silent.
+    host.run(
+        "systemd-run --quiet --unit=lab-stall python3 -c '
+import socket, time
+s = socket.create_server((\"192.168.122.1\", 8081)); c = []
+while True:
+    k, _ = s.accept(); c.append(k); k.recv(4096)
+    k.sendall(b\"HTTP/1.1 200 OK\\r\\nContent-Length: 1048576\\r\\n\\r\\n\" + bytes(65536))
+'",
+    );
+    let url = "http://192.168.122.1:8081/slow.raw";
+    host.create("slow", &format!("3 Provider s home Image s {url} ImageFormat s raw"));
+    host.await_text("slow", "Reason", "FetchingImage", STEP);
+    host.wait("the download to begin", STEP, || host.text("slow", "Message").contains("64"));
+    host.run("timeout 20 systemctl stop proxyd");
+    assert_eq!(host.run("systemctl show -P Result proxyd"), "success");
+    let left = host.run(&format!("ls -A {POOL} | grep -E 'tmp|slow|staging' || true"));
+    assert_eq!(left, "");
+    host.run("systemctl start proxyd");
+    host.await_text("slow", "Reason", "FetchingImage", STEP);
+    host.delete("slow");
+    host.run("systemctl stop lab-stall");
+}
