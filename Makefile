@@ -32,7 +32,7 @@ deps:
 build: deps
 	$(CARGO) build --release --locked
 
-# Only copies: what must be told about the new files is in activate.mk.
+# Only copies: what must be told about the new files is in activate.
 install:
 	@test -x target/release/proxyd || { echo "make build comes first" >&2; exit 1; }
 	install -Dm0755 target/release/proxyd $(DESTDIR)$(bindir)/proxyd
@@ -44,7 +44,7 @@ install:
 	install -Dm0644 dbus/org.proxyd1.policy \
 	  $(DESTDIR)$(datadir)/polkit-1/actions/org.proxyd1.policy
 	install -Dm0644 -t $(DESTDIR)$(datadir)/dbus-1/interfaces dbus/org.proxyd1.*.xml
-	install -Dm0644 systemd/activate.mk $(DESTDIR)$(datadir)/proxyd/activate.mk
+	install -Dm0755 systemd/activate $(DESTDIR)$(datadir)/proxyd/activate
 
 quick: deps
 	$(CARGO) test --locked
