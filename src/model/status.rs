@@ -293,6 +293,9 @@ impl ProxyStatus {
         self.permanent = fault.is_permanent();
         if self.permanent && self.phase != Phase::Deleting {
             self.phase = Phase::Failed;
+        } else if self.phase == Phase::Pending {
+            // Its worker has begun, and was held up at the first look.
+            self.phase = Phase::Provisioning;
         }
         self.reason = Reason::Fault(fault.kind);
         self.message.clone_from(&fault.message);
