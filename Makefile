@@ -50,9 +50,7 @@ quick: deps
 	$(CARGO) test --locked
 
 test: build quick
-	$(LAB) deps
-	$(LAB) build
-	$(CARGO) test --locked --test lab -- --ignored --test-threads=1
+	tests/lab/run
 
 lint: deps
 	$(CARGO) fmt --check

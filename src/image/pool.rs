@@ -1,6 +1,7 @@
 //! A storage pool's directory on this host. Everything goes by its descriptor, so
 //! that a directory put in its place meanwhile is noticed and not written to.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
@@ -219,14 +220,12 @@ impl DirectoryPool {
         Ok(Marker::parse(&bytes))
     }
 
-    /// The names in the directory.
-    pub(super) fn names(&self) -> Result<Vec<String>, Fault> {
+    /// The names in the directory, UTF-8 or not: any of them can be an overlay.
+    pub(super) fn names(&self) -> Result<Vec<OsString>, Fault> {
         let entries = std::fs::read_dir(&self.path)
             .and_then(Iterator::collect::<io::Result<Vec<_>>>)
             .map_err(|error| unusable(&self.path, &error))?;
-        // Names that aren't UTF-8 can be overlays all the same: they are kept lossily
-        // out, and the caller opens by path.
-        Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+        Ok(entries.iter().map(std::fs::DirEntry::file_name).collect())
     }
 }
 

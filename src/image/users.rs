@@ -27,7 +27,7 @@ pub(super) fn find(
     let mut users = Vec::new();
     for name in pool.names()? {
         if name != base && backs_onto(pool, Path::new(&name), base)? {
-            users.push(name);
+            users.push(name.to_string_lossy().into_owned());
         }
     }
     users.extend(domains.users_of(&pool.path_of(base))?);
@@ -142,6 +142,16 @@ mod tests {
             ("loop", overlay("loop")),
         ];
         assert_eq!(users(&files).unwrap(), ["first", "loop", "second"]);
+    }
+
+    #[test]
+    fn a_name_that_is_not_utf_8_hides_nothing() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let home = tempfile::tempdir().unwrap();
+        let name = std::ffi::OsStr::from_bytes(b"over\xff");
+        std::fs::write(home.path().join(name), overlay("base.qcow2")).unwrap();
+        let pool = DirectoryPool::open(home.path()).unwrap();
+        assert_eq!(find(&pool, "base.qcow2", &NoDomains).unwrap().len(), 1);
     }
 
     #[test]

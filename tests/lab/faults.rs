@@ -77,9 +77,21 @@ fn what_is_missing_is_named_and_cured_once_it_is_there() {
         host.delete(&name);
     }
 
+    an_unprivileged_user_may_look_and_not_touch(&host);
     no_address_is_awaited_and_said(&host);
     a_changed_digest_is_refused_and_the_base_stays(&host, &digest);
     a_stop_with_work_in_flight_is_clean(&host);
+}
+
+/// polkit decides, and without an agent to ask it says no.
+fn an_unprivileged_user_may_look_and_not_touch(host: &Host) {
+    let as_nobody = "setpriv --reuid=nobody --clear-groups busctl call org.proxyd1 /org/proxyd1 \
+                     org.proxyd1.Manager";
+    assert_eq!(host.run(&format!("{as_nobody} ListProxies")), "a(ssbsso) 0");
+    let denied = host.attempt(&format!("{as_nobody} CreateProxy 'sa{{sv}}' theirs {SPEC}"));
+    let words = String::from_utf8_lossy(&denied.stderr).into_owned();
+    assert!(words.contains("not authorized for org.proxyd1.manage-proxies"), "{words}");
+    assert_eq!(host.run(&format!("{as_nobody} ListProxies")), "a(ssbsso) 0");
 }
 
 /// A guest that never gets an address stays Provisioning, and says what is awaited
