@@ -133,7 +133,8 @@ debian_mirror() {
     [[ -n $uri ]] || uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' |
         grep -E '/debian/?$' | head -n 1) || true
     if [[ $uri == mirror+file:* ]]; then
-        uri=$(grep -m 1 -o '^[a-z+]*://[^[:space:]]*' "/${uri#mirror+file:*(/)}")
+        # A file that lists mirrors, as on Debian's cloud images; "//" is "/".
+        uri=$(grep -m 1 -o '^[a-z]*://[^[:space:]]*' "${uri#mirror+file:}") || uri=
     fi
     [[ -n $uri ]] || unavailable "apt's configuration here names no Debian main archive to build from"
     printf '%s\n' "$uri"
@@ -156,7 +157,10 @@ debootstrap() {
     shift 2
     mirror=$(debian_mirror)
     mapfile -t options < <(apt_options)
-    interruptible mmdebstrap --quiet --mode=root --variant=minbase --format=directory \
+    # In a process namespace of its own: mmdebstrap told to end would go on
+    # installing for a minute, this way all of it ends with unshare.
+    interruptible unshare --pid --fork --kill-child --mount-proc \
+        mmdebstrap --quiet --mode=root --variant=minbase --format=directory \
         --keyring="$LAB_KEYRING" --include="$packages" "${options[@]}" \
         --aptopt='APT::Install-Recommends "false"' \
         --dpkgopt='path-exclude=/usr/share/man/*' \

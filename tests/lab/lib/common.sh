@@ -53,7 +53,8 @@ interruptible() {
 
 end_child() {
     if [[ -n ${LAB_CHILD-} ]]; then
-        kill "$LAB_CHILD" 2>/dev/null || true
+        # unshare ignores gentler signals while it waits.
+        kill -KILL "$LAB_CHILD" 2>/dev/null || true
         wait "$LAB_CHILD" 2>/dev/null || true
         LAB_CHILD=
     fi
