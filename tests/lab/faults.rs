@@ -143,7 +143,9 @@ fn a_changed_digest_is_refused_and_the_base_stays(host: &Host, digest: &str) {
     // systemd this time, which waits until the daemon says that it is done.
     host.configure(&config(Some(digest)));
     host.run("systemctl reload proxyd");
-    assert_eq!(host.run("systemctl show -P StatusText proxyd"), "2 proxies, 0 healthy");
+    host.wait("the status line to count the Proxies", STEP, || {
+        host.run("systemctl show -P StatusText proxyd") == "2 proxies, 0 healthy"
+    });
     host.await_text("pinned", "Reason", "AwaitingAddress", STEP);
     host.delete("pinned");
     host.delete("silent");
