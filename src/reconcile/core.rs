@@ -8,14 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::plan::{Step, next_step};
 use super::publish::Publisher;
-use super::{Command, Shared, backoff};
-use crate::config::ImageSettings;
+use super::{Command, Shared, backoff, source};
 use crate::image::{ImageSource, Progress};
 use crate::journal;
-use crate::model::{
-    ConditionKind, EntryName, Fault, FaultKind, Firmware, ImageChoice, ImageKey, Phase, ProxySpec,
-    Reason, Timestamp,
-};
+use crate::model::{ConditionKind, Fault, FaultKind, Firmware, Phase, Reason, Timestamp};
 use crate::provider::{DomainView, Guest, Observed, Owned, Shape, SharedProvider};
 use crate::seed::{self, SeedInput};
 use crate::store::{Artifact, BaseRef, Build, Record};
@@ -170,7 +166,7 @@ impl Core {
 
     /// Keeps what depends on the configuration alone up to date.
     fn note_configuration(&self) {
-        let wanted = self.image(&self.record.spec).ok();
+        let wanted = self.image().ok();
         let build = self.record.build.as_ref();
         let base = build.and_then(|build| build.base.as_ref());
         let outdated = match (base, wanted.as_ref().and_then(|(source, _)| source.sha256)) {
@@ -272,7 +268,7 @@ impl Core {
         provider: &SharedProvider,
         cancel: &CancellationToken,
     ) -> Result<Next, Fault> {
-        let (source, firmware) = self.image(&self.record.spec)?;
+        let (source, firmware) = self.image()?;
         provider.preflight(firmware).await?;
         self.doing(Reason::FetchingImage, format!("having {} in the pool", source.url));
         let progress = Progress::default();
@@ -311,10 +307,10 @@ impl Core {
     }
 
     async fn create_overlay(&mut self, provider: &SharedProvider) -> Result<Next, Fault> {
-        let (source, _) = self.image(&self.record.spec)?;
+        let (source, _) = self.image()?;
         let Some(base) = self.base() else { return Ok(Next::Again) };
         self.doing(Reason::CreatingOverlay, format!("making an overlay over {}", base.file));
-        let size = disk_size(&self.record.spec, &base)?;
+        let size = source::disk_size(&self.record.spec, &base)?;
         self.save_build(|build| build.overlay = Artifact::Intended).await?;
         match provider.create_overlay(&self.guest, &source, &base, size).await {
             Ok(()) => self.save_build(|build| build.overlay = Artifact::Made).await?,
@@ -348,7 +344,7 @@ impl Core {
 
     async fn define(&mut self, provider: &SharedProvider) -> Result<Next, Fault> {
         self.doing(Reason::DefiningDomain, "defining the domain");
-        let (_, firmware) = self.image(&self.record.spec)?;
+        let (_, firmware) = self.image()?;
         let Some(base) = self.base() else { return Ok(Next::Again) };
         let spec = &self.record.spec;
         let shape = Shape {
@@ -383,49 +379,10 @@ impl Core {
         self.record.build.as_ref().and_then(|build| build.base.clone())
     }
 
-    /// The image that `spec` names, as the configuration has it now.
-    fn image(&self, spec: &ProxySpec) -> Result<(ImageSource, Firmware), Fault> {
-        let configured = self.shared.configured();
-        let entry = configured.settings.providers.get(&spec.provider);
-        let offered = entry.map(|entry| &entry.images);
-        match &spec.image {
-            ImageChoice::Key(key) => offered
-                .and_then(|images| images.get(key))
-                .map(|image| (keyed(&spec.provider, key, image), image.firmware))
-                .ok_or_else(|| no_such_image(&spec.provider, key)),
-            ImageChoice::Url { url, sha256, format } => {
-                let source = ImageSource {
-                    entry: spec.provider.clone(),
-                    key: ImageKey::of_url(url),
-                    url: url.clone(),
-                    sha256: *sha256,
-                    format: *format,
-                };
-                Ok((source, Firmware::Uefi))
-            }
-        }
+    /// The image that the specification names, as the configuration has it now.
+    fn image(&self) -> Result<(ImageSource, Firmware), Fault> {
+        source::resolve(&self.shared.configured().settings, &self.record.spec)
     }
-}
-
-fn keyed(entry: &EntryName, key: &ImageKey, image: &ImageSettings) -> ImageSource {
-    ImageSource {
-        entry: entry.clone(),
-        key: key.clone(),
-        url: image.url.clone(),
-        sha256: image.sha256,
-        format: image.format,
-    }
-}
-
-/// The refusal for a key that `entry` doesn't offer.
-pub(super) fn no_such_image(entry: &EntryName, key: &ImageKey) -> Fault {
-    Fault::new(
-        FaultKind::NoSuchImage,
-        format!(
-            "provider entry {entry} offers no image {key}: add it under images in the \
-             configuration, or give a URL"
-        ),
-    )
 }
 
 /// A guest that was started and is off again before it told an address.
@@ -443,22 +400,4 @@ fn stopped(guest: &Guest, domain: &DomainView) -> Fault {
             guest.domain_name()
         ),
     )
-}
-
-/// The overlay's size: what is asked for, but never less than the image presents.
-fn disk_size(spec: &ProxySpec, base: &BaseRef) -> Result<u64, Fault> {
-    let Some(gib) = spec.disk_gib else { return Ok(base.virtual_size) };
-    let wanted = gib << 30;
-    if wanted >= base.virtual_size {
-        return Ok(wanted);
-    }
-    let least = base.virtual_size.div_ceil(1 << 30);
-    Err(Fault::new(
-        FaultKind::InvalidArgument,
-        format!(
-            "DiskGiB {gib} is smaller than the image {}, whose disk has {} bytes: give at least \
-             {least}, or leave it out",
-            base.file, base.virtual_size
-        ),
-    ))
 }

@@ -8,6 +8,7 @@ mod backoff;
 mod core;
 mod plan;
 mod publish;
+mod source;
 mod supervisor;
 mod watch;
 mod worker;

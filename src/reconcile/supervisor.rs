@@ -7,13 +7,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::core::{Core, no_such_image};
+use super::core::Core;
 use super::publish::Publisher;
+use super::source;
 use super::worker::{self, Ended};
 use super::{Command, Configured, Handle, Shared};
 use crate::config::{DeclaredProxy, OnRemoval};
 use crate::journal;
-use crate::model::{Fault, FaultKind, ImageChoice, Origin, Phase, ProxyName, ProxySpec};
+use crate::model::{Fault, FaultKind, Origin, Phase, ProxyName, ProxySpec};
 use crate::store::{Record, Store};
 
 /// Orders that may wait for a worker that is at work.
@@ -172,13 +173,7 @@ impl Supervisor {
     fn check(&self, spec: &ProxySpec) -> Result<(), Fault> {
         let configured = self.configured();
         configured.providers.get(&spec.provider)?;
-        let entry = configured.settings.providers.get(&spec.provider);
-        match (&spec.image, entry) {
-            (ImageChoice::Key(key), Some(entry)) if !entry.images.contains_key(key) => {
-                Err(no_such_image(&spec.provider, key))
-            }
-            _ => Ok(()),
-        }
+        source::resolve(&configured.settings, spec).map(drop)
     }
 
     async fn admit(&self, record: Record) -> Result<Handle, Fault> {
