@@ -68,20 +68,37 @@ impl Verdict {
     }
 }
 
-/// Fetches `target.url` through `target.proxy` on a fresh connection.
-pub async fn probe(target: &Target) -> Verdict {
-    let client = match client(target) {
-        Ok(client) => client,
-        Err(error) => {
-            let message = format!("no HTTP client can be made: {}", innermost(&error));
-            return Verdict::failed(Hop::Broken, message);
+/// Probes one proxy after the other, usually the same: an HTTP client is made only
+/// when another proxy or another limit is asked for.
+#[derive(Debug, Default)]
+pub struct Prober {
+    client: Option<((SocketAddr, Duration), Client)>,
+}
+
+impl Prober {
+    /// Fetches `target.url` through `target.proxy` on a fresh connection.
+    pub async fn probe(&mut self, target: &Target) -> Verdict {
+        let client = match self.client(target) {
+            Ok(client) => client,
+            Err(error) => {
+                let message = format!("no HTTP client can be made: {}", innermost(&error));
+                return Verdict::failed(Hop::Broken, message);
+            }
+        };
+        let started = Instant::now();
+        // HEAD would be lighter, but "generate_204" servers promise their answer to GET.
+        match client.get(target.url.expose().clone()).send().await {
+            Ok(response) => judge(target, response.status(), response.headers(), started.elapsed()),
+            Err(error) => explain(target, &error),
         }
-    };
-    let started = Instant::now();
-    // HEAD would be lighter, but "generate_204" servers promise their answer to GET.
-    match client.get(target.url.expose().clone()).send().await {
-        Ok(response) => judge(target, response.status(), response.headers(), started.elapsed()),
-        Err(error) => explain(target, &error),
+    }
+
+    fn client(&mut self, target: &Target) -> reqwest::Result<Client> {
+        let key = (target.proxy, target.timeout);
+        match &self.client {
+            Some((made_for, client)) if *made_for == key => Ok(client.clone()),
+            _ => Ok(self.client.insert((key, client(target)?)).1.clone()),
+        }
     }
 }
 
@@ -183,7 +200,9 @@ mod tests {
 
     async fn verdict(proxy: SocketAddr) -> Verdict {
         let url = ResourceUrl::parse("http://u:secret@example.test/204", UrlOrigin::Api).unwrap();
-        probe(&Target { proxy, url, expect_status: 204, timeout: Duration::from_millis(500) }).await
+        Prober::default()
+            .probe(&Target { proxy, url, expect_status: 204, timeout: Duration::from_millis(500) })
+            .await
     }
 
     async fn hop(answer: &'static str) -> Hop {

@@ -24,6 +24,7 @@ pub struct Base {
     pool: Arc<DirectoryPool>,
     name: String,
     marker: Marker,
+    written: bool,
 }
 
 impl Base {
@@ -35,6 +36,11 @@ impl Base {
     /// Where it is.
     pub fn path(&self) -> PathBuf {
         self.pool.path_of(&self.name)
+    }
+
+    /// Whether base or marker were written just now, rather than found.
+    pub fn was_written(&self) -> bool {
+        self.written
     }
 
     /// sha256 of the downloaded image.
@@ -115,17 +121,17 @@ pub async fn ensure_base(
     let work = Work { pool, source: source.clone(), domains };
     progress.enter(Stage::Examining, 0);
     if let Finding::Ready(marker) = work.examine().await? {
-        return Ok(work.base(*marker));
+        return Ok(work.base(*marker, false));
     }
     let lock = ImageLock::acquire(&work.pool, &work.source.base_name(), progress, cancel).await?;
     // Whoever held it may have done what we came for.
     let marker = match work.examine().await? {
-        Finding::Ready(marker) => *marker,
+        Finding::Ready(marker) => return Ok(work.base(*marker, false)),
         Finding::Outdated(marker) => work.note(*marker).await?,
         Finding::Unproven(marker) => work.prove(marker, &lock, progress, cancel).await?,
         Finding::Missing(debris) => work.fetch(&lock, debris, progress, cancel).await?,
     };
-    Ok(work.base(marker))
+    Ok(work.base(marker, true))
 }
 
 /// The work on one image, shared with blocking threads.
@@ -137,8 +143,8 @@ struct Work {
 }
 
 impl Work {
-    fn base(&self, marker: Marker) -> Base {
-        Base { pool: self.pool.clone(), name: self.source.base_name(), marker }
+    fn base(&self, marker: Marker, written: bool) -> Base {
+        Base { pool: self.pool.clone(), name: self.source.base_name(), marker, written }
     }
 
     async fn blocking<T: Send + 'static>(

@@ -1,8 +1,8 @@
 //! How far the work on an image has come, for whoever waits for it.
 
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is being done with an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,9 +24,12 @@ pub enum Stage {
     Publishing,
 }
 
-/// Shared between the work and its observers.
+/// Shared between the work and its observers: clones tell the same.
+#[derive(Debug, Clone, Default)]
+pub struct Progress(Arc<Counters>);
+
 #[derive(Debug, Default)]
-pub struct Progress {
+struct Counters {
     stage: Mutex<Stage>,
     done: AtomicU64,
     total: AtomicU64,
@@ -35,29 +38,29 @@ pub struct Progress {
 impl Progress {
     /// Enters a stage of `total` bytes; 0 when that isn't known.
     pub fn enter(&self, stage: Stage, total: u64) {
-        self.done.store(0, Ordering::Relaxed);
-        self.total.store(total, Ordering::Relaxed);
-        *self.stage.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stage;
+        self.0.done.store(0, Ordering::Relaxed);
+        self.0.total.store(total, Ordering::Relaxed);
+        *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
     }
 
     /// Counts `bytes` more as done.
     pub fn advance(&self, bytes: usize) {
-        self.done.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.0.done.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Bytes done in the present stage.
     pub fn bytes_done(&self) -> u64 {
-        self.done.load(Ordering::Relaxed)
+        self.0.done.load(Ordering::Relaxed)
     }
 
     /// Bytes of the present stage; 0 when that isn't known.
     pub fn bytes_total(&self) -> u64 {
-        self.total.load(Ordering::Relaxed)
+        self.0.total.load(Ordering::Relaxed)
     }
 
     /// The present stage.
     pub fn stage(&self) -> Stage {
-        self.stage.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.0.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

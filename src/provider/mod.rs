@@ -122,13 +122,7 @@ pub trait Provider: Send + Sync {
 
     /// Makes the overlay of `size` bytes over `base`, in place of a half-made one.
     /// It never exists over a base that is no longer the verified one.
-    async fn create_overlay(
-        &self,
-        guest: &Guest,
-        source: &ImageSource,
-        base: &BaseRef,
-        size: u64,
-    ) -> Result<(), Fault>;
+    async fn create_overlay(&self, guest: &Guest, base: &BaseRef, size: u64) -> Result<(), Fault>;
 
     /// Writes the seed volume, in place of a half-made one.
     async fn write_seed(&self, guest: &Guest, content: Vec<u8>) -> Result<(), Fault>;

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::plan::{Step, next_step};
 use super::publish::Publisher;
 use super::{Command, Shared, backoff, source};
+use crate::health::Prober;
 use crate::image::{ImageSource, Progress};
 use crate::journal;
 use crate::model::{ConditionKind, Fault, FaultKind, Firmware, Phase, Reason, Timestamp};
@@ -38,6 +39,7 @@ pub(super) struct Core {
     attempts: u32,
     /// Failed probes in a row.
     pub(super) misses: u32,
+    pub(super) prober: Prober,
     /// Starts since the guest last had an address.
     pub(super) starts: u32,
     /// Whether the wait that precedes another start is over.
@@ -56,6 +58,7 @@ impl Core {
             publisher,
             attempts: 0,
             misses: 0,
+            prober: Prober::default(),
             starts: 0,
             rested: true,
             last: None,
@@ -307,12 +310,11 @@ impl Core {
     }
 
     async fn create_overlay(&mut self, provider: &SharedProvider) -> Result<Next, Fault> {
-        let (source, _) = self.image()?;
         let Some(base) = self.base() else { return Ok(Next::Again) };
         self.doing(Reason::CreatingOverlay, format!("making an overlay over {}", base.file));
         let size = source::disk_size(&self.record.spec, &base)?;
         self.save_build(|build| build.overlay = Artifact::Intended).await?;
-        match provider.create_overlay(&self.guest, &source, &base, size).await {
+        match provider.create_overlay(&self.guest, &base, size).await {
             Ok(()) => self.save_build(|build| build.overlay = Artifact::Made).await?,
             // It was evicted or replaced since it was ensured: nothing hangs on it yet.
             Err(fault) if fault.kind == FaultKind::BaseChanged => {

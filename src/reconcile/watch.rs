@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::core::{Core, Next};
-use crate::health::{self, Target, Verdict};
+use crate::health::{Target, Verdict};
 use crate::model::{Address, ConditionKind, Fault, Phase, Reason, Timestamp};
 use crate::provider::{AddressView, SharedProvider};
 
@@ -75,7 +75,7 @@ impl Core {
             expect_status: health.expect_status,
             timeout: health.timeout,
         };
-        match health::probe(&target).await {
+        match self.prober.probe(&target).await {
             Verdict::Healthy { .. } => self.answered(&target),
             Verdict::Unhealthy { message, .. } => self.missed(&message, health.unhealthy_after),
         }

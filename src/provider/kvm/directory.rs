@@ -58,7 +58,9 @@ impl Publisher for Directory {
         let pool = tasks::blocking(move || DirectoryPool::open(&path)).await?;
         let domains = Arc::new(Domains(self.link.clone()));
         let base = image::ensure_base(Arc::new(pool), source, domains, progress, cancel).await?;
-        self.refresh().await;
+        if base.was_written() {
+            self.refresh().await;
+        }
         Ok(BaseRef {
             file: base.name().to_owned(),
             path: base.path(),
@@ -68,13 +70,7 @@ impl Publisher for Directory {
         })
     }
 
-    async fn overlay(
-        &self,
-        _: &ImageSource,
-        base: &BaseRef,
-        overlay: &str,
-        size: u64,
-    ) -> Result<(), Fault> {
+    async fn overlay(&self, base: &BaseRef, overlay: &str, size: u64) -> Result<(), Fault> {
         let path = self.path().await?;
         let (settings, base, overlay) = (self.settings.clone(), base.clone(), overlay.to_owned());
         self.link
@@ -83,14 +79,7 @@ impl Publisher for Directory {
                 // Held until the overlay's header is there for every eviction to see.
                 let fence = directory.fence()?;
                 check_unchanged(&fence, &base.file, base.digest)?;
-                let volume = NewVolume {
-                    name: &overlay,
-                    format: "qcow2",
-                    capacity: size,
-                    allocation: 0,
-                    mode: None,
-                    backing: Some((&base.path, base.format.as_str())),
-                };
+                let volume = NewVolume::overlay(&overlay, &base, size);
                 let pool = host::pool(connection, &settings)?;
                 volume.create(&pool)?.map(drop).ok_or_else(|| appeared(&overlay).into())
             })

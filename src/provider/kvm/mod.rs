@@ -49,13 +49,7 @@ trait Publisher: Send + Sync {
     ///
     /// # Errors
     /// `BaseChanged` when the base is no longer there as it was ensured.
-    async fn overlay(
-        &self,
-        source: &ImageSource,
-        base: &BaseRef,
-        overlay: &str,
-        size: u64,
-    ) -> Result<(), Fault>;
+    async fn overlay(&self, base: &BaseRef, overlay: &str, size: u64) -> Result<(), Fault>;
 
     /// Makes sure that `base` is still what it was when overlays were made from it.
     ///
@@ -137,20 +131,14 @@ impl Provider for Kvm {
         .await
     }
 
-    async fn create_overlay(
-        &self,
-        guest: &Guest,
-        source: &ImageSource,
-        base: &BaseRef,
-        size: u64,
-    ) -> Result<(), Fault> {
+    async fn create_overlay(&self, guest: &Guest, base: &BaseRef, size: u64) -> Result<(), Fault> {
         let overlay = overlay_file_name(&guest.name);
         let name = overlay.clone();
         self.run(move |connection, settings| {
             volumes::delete(&host::pool(connection, settings)?, &name)
         })
         .await?;
-        self.publisher.overlay(source, base, &overlay, size).await
+        self.publisher.overlay(base, &overlay, size).await
     }
 
     async fn write_seed(&self, guest: &Guest, content: Vec<u8>) -> Result<(), Fault> {

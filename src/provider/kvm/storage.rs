@@ -81,10 +81,8 @@ impl Storage {
     ) -> Result<BaseRef, Fault> {
         let name = base.file.clone();
         let transfer = Transfer::new(progress, cancel);
-        let found = transfer
-            .beside(|transfer| {
-                self.run(move |connection, pool| transfer.hash(connection, &require(pool, &name)?))
-            })
+        let found = self
+            .run(move |connection, pool| transfer.hash(connection, &require(pool, &name)?))
             .await?;
         if found == wanted {
             return Ok(base);
@@ -112,14 +110,11 @@ impl Storage {
         let writer = tasks::blocking(move || writer.writer()).await?;
         let source = source.clone();
         let transfer = Transfer::new(progress, cancel);
-        transfer
-            .beside(|transfer| {
-                self.run(move |connection, pool| {
-                    let work = Publication { connection, pool, source: &source, transfer };
-                    work.run(&verified, &writer)
-                })
-            })
-            .await
+        self.run(move |connection, pool| {
+            let work = Publication { connection, pool, source: &source, transfer };
+            work.run(&verified, &writer)
+        })
+        .await
     }
 
     /// Removes what a writer that died has left, the marker first.
@@ -162,24 +157,12 @@ impl Publisher for Storage {
         }
     }
 
-    async fn overlay(
-        &self,
-        _: &ImageSource,
-        base: &BaseRef,
-        overlay: &str,
-        size: u64,
-    ) -> Result<(), Fault> {
+    async fn overlay(&self, base: &BaseRef, overlay: &str, size: u64) -> Result<(), Fault> {
         let (base, overlay) = (base.clone(), overlay.to_owned());
         self.run(move |connection, pool| {
-            let volume = NewVolume {
-                name: &overlay,
-                format: "qcow2",
-                capacity: size,
-                allocation: 0,
-                mode: None,
-                backing: Some((&base.path, base.format.as_str())),
-            };
-            volume.create(pool)?.ok_or_else(|| appeared(&overlay))?;
+            NewVolume::overlay(&overlay, &base, size)
+                .create(pool)?
+                .ok_or_else(|| appeared(&overlay))?;
             // Whoever evicts deletes the marker first and looks for overlays after
             // that: one of the two sees the other.
             let checked = unchanged(connection, pool, &base);

@@ -2,8 +2,6 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
@@ -18,23 +16,16 @@ use super::volumes::{self, CHUNK};
 use crate::image::{MARKER_VOLUME_SIZE, Marker, MarkerState, Progress, Stage, marker_file_name};
 use crate::model::{Fault, FaultKind, Sha256Digest};
 
-/// Progress and cancellation of a transfer, as a thread that may block can hold them.
+/// Progress and cancellation of a transfer.
 #[derive(Clone)]
 pub(super) struct Transfer {
-    inner: Arc<Progress>,
+    progress: Progress,
     cancel: CancellationToken,
 }
 
-/// Carries the progress of a blocking transfer over to its observer.
-pub(super) struct Beside<'a> {
-    outer: &'a Progress,
-    transfer: Transfer,
-}
-
 impl Transfer {
-    #[expect(clippy::new_ret_no_self, reason = "a transfer is only used beside its observer")]
-    pub(super) fn new<'a>(outer: &'a Progress, cancel: &CancellationToken) -> Beside<'a> {
-        Beside { outer, transfer: Self { inner: Arc::default(), cancel: cancel.clone() } }
+    pub(super) fn new(progress: &Progress, cancel: &CancellationToken) -> Self {
+        Self { progress: progress.clone(), cancel: cancel.clone() }
     }
 
     fn check(&self) -> Result<(), CallError> {
@@ -53,7 +44,7 @@ impl Transfer {
         size: u64,
         read: impl Fn(&mut [u8], u64) -> io::Result<usize>,
     ) -> Result<(), CallError> {
-        self.inner.enter(Stage::Uploading, size);
+        self.progress.enter(Stage::Uploading, size);
         let stream = Stream::new(connection, 0)?;
         volume.upload(&stream, 0, size, 0)?;
         match self.feed(&stream, size, read) {
@@ -84,7 +75,7 @@ impl Transfer {
             }
             volumes::send(stream, &buffer[..got])?;
             offset += got as u64;
-            self.inner.advance(got);
+            self.progress.advance(got);
         }
         Ok(())
     }
@@ -95,7 +86,7 @@ impl Transfer {
         connection: &Connect,
         volume: &StorageVol,
     ) -> Result<Sha256Digest, CallError> {
-        self.inner.enter(Stage::ReadingBack, volume.info()?.allocation);
+        self.progress.enter(Stage::ReadingBack, volume.info()?.allocation);
         let stream = Stream::new(connection, 0)?;
         volume.download(&stream, 0, 0, 0)?;
         let mut hasher = Sha256::new();
@@ -108,30 +99,7 @@ impl Transfer {
                 return Ok(Sha256Digest::new(hasher.finalize().into()));
             }
             hasher.update(&buffer[..got]);
-            self.inner.advance(got);
-        }
-    }
-}
-
-impl Beside<'_> {
-    /// Runs what `work` makes of the transfer, and shows its progress meanwhile.
-    pub(super) async fn beside<T, F: Future<Output = T>>(
-        self,
-        work: impl FnOnce(Transfer) -> F,
-    ) -> T {
-        let inner = self.transfer.inner.clone();
-        let work = work(self.transfer);
-        tokio::pin!(work);
-        let mut tick = tokio::time::interval(Duration::from_millis(500));
-        loop {
-            tokio::select! {
-                done = &mut work => return done,
-                _ = tick.tick() => {
-                    self.outer.enter(inner.stage(), inner.bytes_total());
-                    let done = usize::try_from(inner.bytes_done()).unwrap_or(usize::MAX);
-                    self.outer.advance(done);
-                }
-            }
+            self.progress.advance(got);
         }
     }
 }

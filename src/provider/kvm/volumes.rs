@@ -13,6 +13,7 @@ use virt::stream::Stream;
 
 use super::connection::{CallError, found, is};
 use crate::model::{Fault, FaultKind};
+use crate::store::BaseRef;
 
 /// Bytes handed to libvirt at once: its RPC takes a quarter of a MiB per message.
 pub(super) const CHUNK: usize = 256 << 10;
@@ -31,7 +32,19 @@ pub(super) struct NewVolume<'a> {
     pub(super) backing: Option<(&'a Path, &'a str)>,
 }
 
-impl NewVolume<'_> {
+impl<'a> NewVolume<'a> {
+    /// The overlay `name` of `size` bytes over `base`.
+    pub(super) fn overlay(name: &'a str, base: &'a BaseRef, size: u64) -> Self {
+        Self {
+            name,
+            format: "qcow2",
+            capacity: size,
+            allocation: 0,
+            mode: None,
+            backing: Some((&base.path, base.format.as_str())),
+        }
+    }
+
     fn xml(&self) -> io::Result<String> {
         let mut xml = Writer::new(Vec::new());
         xml.create_element("volume").write_inner_content(|xml| {
@@ -172,14 +185,14 @@ mod tests {
 
     #[test]
     fn an_overlay_names_its_backing_format() {
-        let volume = NewVolume {
-            name: "proxy-a.qcow2",
-            format: "qcow2",
-            capacity: 1 << 30,
-            allocation: 0,
-            mode: None,
-            backing: Some((Path::new("/pool/a&b.qcow2"), "qcow2")),
+        let base = BaseRef {
+            file: "a&b.qcow2".into(),
+            path: "/pool/a&b.qcow2".into(),
+            digest: crate::model::Sha256Digest::of(b""),
+            format: crate::model::ImageFormat::Qcow2,
+            virtual_size: 1 << 30,
         };
+        let volume = NewVolume::overlay("proxy-a.qcow2", &base, 1 << 30);
         let xml = volume.xml().unwrap();
         let backing = "<backingStore><path>/pool/a&amp;b.qcow2</path><format type=\"qcow2\"/>";
         assert!(xml.contains(backing), "{xml}");
