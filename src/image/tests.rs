@@ -80,9 +80,17 @@ fn response(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
 }
 
 async fn ensure(home: &TempDir, source: &ImageSource) -> Result<Base, Fault> {
+    ensure_beside(home, source, Arc::new(NoDomains)).await
+}
+
+async fn ensure_beside(
+    home: &TempDir,
+    source: &ImageSource,
+    domains: Arc<dyn BaseUsers>,
+) -> Result<Base, Fault> {
     let pool = Arc::new(DirectoryPool::open(home.path()).unwrap());
     let (progress, cancel) = (Progress::default(), CancellationToken::new());
-    ensure_base(pool, source, Arc::new(NoDomains), &progress, &cancel).await
+    ensure_base(pool, source, domains, &progress, &cancel).await
 }
 
 fn listing(home: &TempDir) -> Vec<String> {
@@ -191,6 +199,33 @@ async fn debris_is_fetched_anew_unless_something_backs_onto_it() {
         ensure(&home, &source(&server.url)).await.unwrap();
         assert_eq!(std::fs::read(home.path().join(BASE)).unwrap(), image());
         assert_eq!(listing(&home), [BASE, MARKER, LOCK]);
+    }
+}
+
+/// What the domains of a connection say.
+struct Domains(Result<Vec<String>, Fault>);
+
+impl BaseUsers for Domains {
+    fn users_of(&self, _: &Path) -> Result<Vec<String>, Fault> {
+        self.0.clone()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn debris_stays_when_a_domain_uses_it_or_none_can_tell() {
+    let silence = Fault::new(FaultKind::ProviderUnavailable, "libvirt is gone");
+    let rows = [
+        (Ok(vec!["domain theirs".to_owned()]), FaultKind::BaseChanged),
+        (Err(silence), FaultKind::ProviderUnavailable),
+    ];
+    for (answer, kind) in rows {
+        let (home, server) = (home(), Server::of(&image()).await);
+        std::fs::write(home.path().join(BASE), b"half").unwrap();
+        let before = inode(&home, BASE);
+        let source = source(&server.url);
+        let outcome = ensure_beside(&home, &source, Arc::new(Domains(answer))).await;
+        assert_eq!(outcome.unwrap_err().kind, kind);
+        assert_eq!((server.requests(), inode(&home, BASE)), (0, before));
     }
 }
 

@@ -51,6 +51,22 @@ fn what_is_missing_is_named_and_cured_once_it_is_there() {
             "virsh -q pool-start default",
         ),
         (
+            "virsh pool-dumpxml default > /tmp/pool.xml; virsh -q pool-destroy default; \
+             virsh -q pool-undefine default",
+            "PoolUnavailable",
+            "no storage pool \"default\"",
+            "virsh -q pool-define /tmp/pool.xml; virsh -q pool-start default; \
+             virsh -q pool-autostart default",
+        ),
+        (
+            "virsh net-dumpxml default > /tmp/net.xml; virsh -q net-destroy default; \
+             virsh -q net-undefine default",
+            "NetworkUnavailable",
+            "no network \"default\"",
+            "virsh -q net-define /tmp/net.xml; virsh -q net-start default; \
+             virsh -q net-autostart default",
+        ),
+        (
             "virsh -q net-destroy default",
             "NetworkUnavailable",
             "default",
@@ -77,10 +93,25 @@ fn what_is_missing_is_named_and_cured_once_it_is_there() {
         host.delete(&name);
     }
 
+    an_image_by_url_gets_a_key_of_its_own(&host);
     an_unprivileged_user_may_look_and_not_touch(&host);
     no_address_is_awaited_and_said(&host);
     a_changed_digest_is_refused_and_the_base_stays(&host, &digest);
     a_stop_with_work_in_flight_is_clean(&host);
+}
+
+/// An image that no configuration knows: its key is made from its URL.
+fn an_image_by_url_gets_a_key_of_its_own(host: &Host) {
+    let url = url("blank.raw");
+    host.create(
+        "by-url",
+        &format!("4 Provider s home Image s {url} ImageFormat s raw MemoryMiB t 256"),
+    );
+    host.await_text("by-url", "Reason", "AwaitingAddress", STEP);
+    let key = host.run(&format!("printf %s {url} | sha256sum | cut -c1-16"));
+    assert!(host.exists(&format!("{POOL}/base-home-{key}.raw.json")), "{key}");
+    assert_eq!(host.text("by-url", "Image"), url);
+    host.delete("by-url");
 }
 
 /// polkit decides, and without an agent to ask it says no.
