@@ -10,11 +10,9 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use zbus::Connection;
-use zbus::connection::Builder;
 
 use crate::config::{self, Settings};
-use crate::dbus::{self, Polkit, Services};
+use crate::dbus::{self, Bus, Polkit, Services};
 use crate::image::Spool;
 use crate::journal;
 use crate::model::Fault;
@@ -95,15 +93,15 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let configured = configure(settings, &Registry::default(), &spool);
     let supervisor = Supervisor::new(store, configured, events, CancellationToken::new());
     let reload = Arc::new(Reload { config: options.config.clone(), supervisor, spool });
-    let connection = serve(&options, &reload, presented).await?;
+    let bus = serve(&options, &reload, presented).await?;
     reload.supervisor.resume(records).await;
-    dbus::claim(&connection).await.with_context(|| {
+    bus.claim().await.with_context(|| {
         format!("the bus name {} can't be taken (is the bus policy installed?)", dbus::BUS_NAME)
     })?;
     notify(&[NotifyState::Ready]);
     tracing::info!("serving {} with {}", dbus::BUS_NAME, options.config.path().display());
-    let outcome = attend(&connection, &reload).await;
-    stop(&connection, &reload.supervisor).await;
+    let outcome = attend(&bus, &reload).await;
+    stop(&bus, &reload.supervisor).await;
     outcome
 }
 
@@ -116,7 +114,7 @@ async fn serve(
     options: &Options,
     reload: &Arc<Reload>,
     events: mpsc::Receiver<Event>,
-) -> anyhow::Result<Connection> {
+) -> anyhow::Result<Bus> {
     let reloader = reload.clone();
     let services = Services {
         supervisor: reload.supervisor.clone(),
@@ -126,14 +124,11 @@ async fn serve(
             Box::pin(async move { reload.run().await })
         }),
     };
-    let builder = match &options.bus {
-        Some(address) => Builder::address(address.as_str()),
-        None => Builder::system(),
-    };
-    let connection =
-        dbus::serve(builder, services.clone()).await.context("the bus can't be reached")?;
-    tokio::spawn(dbus::present(connection.clone(), services, events));
-    Ok(connection)
+    let bus = Bus::serve(options.bus.as_deref(), services.clone())
+        .await
+        .context("the bus can't be reached")?;
+    tokio::spawn(bus.clone().present(services, events));
+    Ok(bus)
 }
 
 /// Reads the configuration again and puts it in force.
@@ -176,7 +171,7 @@ impl Reload {
 }
 
 /// Waits for signals, and keeps the status line up to date meanwhile.
-async fn attend(connection: &Connection, reload: &Reload) -> anyhow::Result<()> {
+async fn attend(bus: &Bus, reload: &Reload) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -190,8 +185,7 @@ async fn attend(connection: &Connection, reload: &Reload) -> anyhow::Result<()> 
             _ = hangup.recv() => { let _ = reload.run().await; }
             _ = tick.tick() => {
                 status(&reload.supervisor, &mut shown);
-                zbus::fdo::DBusProxy::new(connection).await?.get_id().await
-                    .context("the bus is gone")?;
+                bus.check().await.context("the bus is gone")?;
             }
         }
     }
@@ -207,10 +201,10 @@ fn status(supervisor: &Supervisor, shown: &mut String) {
     }
 }
 
-async fn stop(connection: &Connection, supervisor: &Supervisor) {
+async fn stop(bus: &Bus, supervisor: &Supervisor) {
     notify(&[NotifyState::Stopping, NotifyState::Status("putting down the work under way")]);
     // Whoever calls now shall be told that nobody is there, rather than wait.
-    if let Err(error) = connection.release_name(dbus::BUS_NAME).await {
+    if let Err(error) = bus.release().await {
         tracing::debug!("the bus name can't be given back: {error}");
     }
     if tokio::time::timeout(STOP_TIMEOUT, supervisor.shutdown()).await.is_err() {

@@ -35,22 +35,42 @@ pub struct Services {
     pub reloader: Reloader,
 }
 
-/// Serves the manager on the bus that `builder` names, without the well-known name
-/// yet: that is taken by [`claim`] once the Proxies' objects are there.
-pub async fn serve(builder: Builder<'_>, services: Services) -> zbus::Result<Connection> {
-    let connection = builder.build().await?;
-    let server = connection.object_server();
-    server.at(ROOT_PATH, zbus::fdo::ObjectManager).await?;
-    server.at(ROOT_PATH, manager::Manager::new(services)).await?;
-    Ok(connection)
+/// The connection to the bus. The well-known name is taken by [`Bus::claim`], once the
+/// Proxies' objects are there.
+#[derive(Clone)]
+pub struct Bus {
+    connection: Connection,
 }
 
-/// Presents Proxies as they come and go, until the supervisor is gone.
-pub async fn present(connection: Connection, services: Services, events: mpsc::Receiver<Event>) {
-    objects::Objects::new(connection, services).follow(events).await;
-}
+impl Bus {
+    /// Serves the manager on the bus at `address`; on the system bus when there is none.
+    pub async fn serve(address: Option<&str>, services: Services) -> zbus::Result<Self> {
+        let builder = address.map_or_else(Builder::system, Builder::address);
+        let connection = builder.build().await?;
+        let server = connection.object_server();
+        server.at(ROOT_PATH, zbus::fdo::ObjectManager).await?;
+        server.at(ROOT_PATH, manager::Manager::new(services)).await?;
+        Ok(Self { connection })
+    }
 
-/// Takes the well-known name.
-pub async fn claim(connection: &Connection) -> zbus::Result<()> {
-    connection.request_name(BUS_NAME).await
+    /// Presents Proxies as they come and go, until the supervisor is gone.
+    pub async fn present(self, services: Services, events: mpsc::Receiver<Event>) {
+        objects::Objects::new(self.connection, services).follow(events).await;
+    }
+
+    /// Takes the well-known name.
+    pub async fn claim(&self) -> zbus::Result<()> {
+        self.connection.request_name(BUS_NAME).await
+    }
+
+    /// Gives the well-known name back.
+    pub async fn release(&self) -> zbus::Result<()> {
+        self.connection.release_name(BUS_NAME).await.map(drop)
+    }
+
+    /// Makes sure that the bus still answers.
+    pub async fn check(&self) -> zbus::Result<()> {
+        zbus::fdo::DBusProxy::new(&self.connection).await?.get_id().await?;
+        Ok(())
+    }
 }
