@@ -65,7 +65,7 @@ fn offer<'a>(entry: &'a EntryName, key: &ImageKey, image: &'a DeclaredImage) -> 
         entry,
         key: key.clone(),
         url: &settings.url,
-        sha256: settings.sha256,
+        sha256: settings.pin.digest(),
         format: settings.format,
         at: image.at.clone(),
     })

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::error::Pointer;
-use super::section::Node;
+use super::section::{Node, Section};
 use super::settings::ImageSettings;
 use super::shown::shown;
-use crate::model::{Firmware, ImageFormat, ImageKey, ResourceUrl, UrlOrigin};
+use crate::model::{Firmware, ImageFormat, ImageKey, Pin, ResourceUrl, UrlOrigin};
 
-const KEYS: [&str; 4] = ["url", "sha256", "format", "firmware"];
+const KEYS: [&str; 5] = ["url", "sha256", "sha256Url", "format", "firmware"];
 
 /// An image that is declared, whether or not all is well with it: a Proxy that names
 /// it must not be told that there is no such image.
@@ -35,14 +35,28 @@ pub(super) fn read_all(node: &Node<'_>) -> Option<Images> {
 fn read(node: &Node<'_>) -> Option<ImageSettings> {
     let section = node.section(&KEYS)?;
     let url = section.required("url", "the image's http://, https:// or file:/// URL", url);
-    let sha256 = section.optional("sha256", |node| node.take(node.text()?.parse()));
+    let pin = pin(&section);
     let format = section.read_or("format", ImageFormat::default(), |node| {
         node.word(&[ImageFormat::Qcow2, ImageFormat::Raw].map(|format| (format.as_str(), format)))
     });
     let firmware = section.read_or("firmware", Firmware::default(), |node| {
         node.word(&[("uefi", Firmware::Uefi), ("bios", Firmware::Bios)])
     });
-    Some(ImageSettings { url: url?, sha256: sha256?, format: format?, firmware: firmware? })
+    Some(ImageSettings { url: url?, pin: pin?, format: format?, firmware: firmware? })
+}
+
+/// `sha256` or `sha256Url`, or neither.
+fn pin(section: &Section<'_>) -> Option<Pin> {
+    let sha256 = section.optional("sha256", |node| node.take(node.text()?.parse()));
+    let listed = section.optional("sha256Url", url);
+    match (sha256?, listed?) {
+        (Some(_), Some(_)) => section.refuse(
+            "sha256Url",
+            "sha256 says already what the image must hash to: give one of the two",
+        ),
+        (sha256, None) => Some(sha256.into()),
+        (None, Some(url)) => Some(Pin::Listed(url)),
+    }
 }
 
 fn url(node: &Node<'_>) -> Option<ResourceUrl> {
@@ -73,7 +87,7 @@ mod tests {
         let settings = ok(r#"{"images": {"a": {"url": "https://h/a"}}}"#);
         let image = settings.providers.values().next().unwrap().images.values().next().unwrap();
         assert_eq!((image.format, image.firmware), (ImageFormat::Qcow2, Firmware::Uefi));
-        assert_eq!(image.sha256, None);
+        assert_eq!(image.pin, Pin::None);
     }
 
     #[test]
@@ -85,7 +99,22 @@ mod tests {
         ));
         let image = settings.providers.values().next().unwrap().images.values().next().unwrap();
         assert_eq!((image.format, image.firmware), (ImageFormat::Raw, Firmware::Bios));
-        assert_eq!(image.sha256.map(|sha256| sha256.to_string()), Some(digest));
+        assert_eq!(image.pin.digest().map(|sha256| sha256.to_string()), Some(digest));
+    }
+
+    #[test]
+    fn a_digest_is_given_or_listed_and_not_both() {
+        let settings =
+            ok(r#"{"images": {"a": {"url": "https://h/a", "sha256Url": "https://h/S"}}}"#);
+        let image = settings.providers.values().next().unwrap().images.values().next().unwrap();
+        assert!(matches!(&image.pin, Pin::Listed(url) if url.to_string() == "https://h/S"));
+        let digest = "ab".repeat(32);
+        let both = format!(
+            r#"{{"images": {{"a": {{"url": "https://h/a", "sha256": "{digest}",
+                "sha256Url": "https://h/S"}},
+                "b": {{"url": "https://h/a", "sha256Url": "ftp://h/S"}}}}}}"#
+        );
+        assert_eq!(errors_at(&both), ["/images/a/sha256Url", "/images/b/sha256Url"]);
     }
 
     #[test]

@@ -10,13 +10,14 @@ use super::json::Value;
 use super::parse;
 
 /// Keys and words that lead deep into the checks, and some that don't.
-const WORDS: [&str; 48] = [
+const WORDS: [&str; 49] = [
     "images",
     "providers",
     "proxies",
     "health",
     "url",
     "sha256",
+    "sha256Url",
     "format",
     "firmware",
     "type",

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::{
-    EntryName, Firmware, ImageFormat, ImageKey, ProxyName, ProxySpec, ResourceUrl, Secret,
-    Sha256Digest,
+    EntryName, Firmware, ImageFormat, ImageKey, Pin, ProxyName, ProxySpec, ResourceUrl, Secret,
 };
 
 /// Everything the configuration file says.
@@ -99,8 +98,8 @@ pub enum VirtType {
 pub struct ImageSettings {
     /// Where it is.
     pub url: ResourceUrl,
-    /// What its bytes must hash to, when pinned.
-    pub sha256: Option<Sha256Digest>,
+    /// What its bytes are held to.
+    pub pin: Pin,
     /// Its file format.
     pub format: ImageFormat,
     /// The firmware that boots it.

@@ -7,8 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::lock::canceled;
-use super::pool::DirectoryPool;
+use super::pool::{DirectoryPool, canceled};
 use super::progress::{Progress, Stage};
 use crate::model::{Fault, Sha256Digest};
 

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::ImageSource;
-use crate::model::{EntryName, ImageFormat, ImageKey, ResourceUrl, Sha256Digest};
+use super::name::base_file_name;
+use crate::model::{EntryName, ImageFormat, ImageKey, Pin, ResourceUrl, Sha256Digest};
 
 /// The version that this program writes and reads.
 const VERSION: u32 = 1;
@@ -55,6 +56,12 @@ pub struct Marker {
     url_sha256: Sha256Digest,
     /// sha256 of the downloaded file.
     pub sha256: Sha256Digest,
+    /// sha256 of the base, where it was downloaded compressed and differs.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    content_sha256: Option<Sha256Digest>,
+    /// The base from which it was copied instead of being downloaded.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub copied_from: Option<String>,
     /// Whether that digest was configured when the base was last hashed.
     pub pinned: bool,
     /// Its size in bytes.
@@ -74,6 +81,20 @@ pub struct Marker {
     check: String,
 }
 
+/// What the bytes of an image hash to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Digests {
+    /// As they were downloaded, which is what a publisher gives.
+    pub(crate) downloaded: Sha256Digest,
+    /// As they are in the pool: unpacked.
+    pub(crate) content: Sha256Digest,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
 /// What stands where a marker should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MarkerState {
@@ -81,6 +102,8 @@ pub enum MarkerState {
     Absent,
     /// Something that is no valid marker: torn, pending, or not a file.
     Garbage,
+    /// The marker of a later version of this program.
+    Newer,
     /// A valid marker.
     Valid(Box<Marker>),
 }
@@ -89,7 +112,7 @@ impl Marker {
     /// The marker of a base of `source` that was just fetched.
     pub(crate) fn new(
         source: &ImageSource,
-        sha256: Sha256Digest,
+        digests: Digests,
         size: u64,
         virtual_size: u64,
         validators: Validators,
@@ -102,8 +125,10 @@ impl Marker {
             key: source.key.clone(),
             url: source.url.to_string(),
             url_sha256: url_digest(&source.url),
-            sha256,
-            pinned: source.sha256.is_some(),
+            sha256: digests.downloaded,
+            content_sha256: Some(digests.content).filter(|own| *own != digests.downloaded),
+            copied_from: None,
+            pinned: source.pin != Pin::None,
             size,
             virtual_size,
             format: source.format,
@@ -114,14 +139,24 @@ impl Marker {
         }
     }
 
+    /// sha256 of the base itself.
+    pub fn content(&self) -> Sha256Digest {
+        self.content_sha256.unwrap_or(self.sha256)
+    }
+
+    /// What the base hashes to.
+    pub(super) fn digests(&self) -> Digests {
+        Digests { downloaded: self.sha256, content: self.content() }
+    }
+
+    /// The name that its base has.
+    pub(super) fn base_name(&self) -> String {
+        base_file_name(&self.entry, &self.key, self.format)
+    }
+
     /// Whether it marks the image `source`, or another one under the same name.
     pub fn is_of(&self, source: &ImageSource) -> bool {
         self.entry == source.entry && self.key == source.key
-    }
-
-    /// Whether both mark the same image.
-    pub(super) fn is_same_image(&self, other: &Self) -> bool {
-        self.entry == other.entry && self.key == other.key
     }
 
     /// Whether it was fetched from `url`.
@@ -153,6 +188,9 @@ impl Marker {
         let garbage = MarkerState::Garbage;
         if bytes.len() > MAX_MARKER_BYTES {
             return garbage;
+        }
+        if serde_json::from_slice::<Version>(bytes).is_ok_and(|of| of.version > VERSION) {
+            return MarkerState::Newer;
         }
         let Ok(marker) = serde_json::from_slice::<Self>(bytes) else { return garbage };
         // Nothing but what is sealed may stand there: no unknown or misspelt member.
@@ -236,13 +274,9 @@ mod tests {
 
     fn marker() -> Marker {
         let digest = Sha256Digest::of(b"x");
-        Marker::new(
-            &source("http://me:pw@h/x?sig=secret"),
-            digest,
-            7,
-            1 << 20,
-            Validators::default(),
-        )
+        let digests = Digests { downloaded: digest, content: digest };
+        let source = source("http://me:pw@h/x?sig=secret");
+        Marker::new(&source, digests, 7, 1 << 20, Validators::default())
     }
 
     #[test]
@@ -266,6 +300,14 @@ mod tests {
             assert_eq!(Marker::parse(&torn), MarkerState::Garbage, "byte {index}");
             assert_eq!(Marker::parse(&bytes[..index]), MarkerState::Garbage, "cut at {index}");
         }
+    }
+
+    #[test]
+    fn the_marker_of_a_later_version_is_not_taken_for_garbage() {
+        let newer = r#"{"version": 2, "entry": "a", "whatever": [1]}"#;
+        assert_eq!(Marker::parse(newer.as_bytes()), MarkerState::Newer);
+        let older = r#"{"version": 0, "entry": "a"}"#;
+        assert_eq!(Marker::parse(older.as_bytes()), MarkerState::Garbage);
     }
 
     #[test]

@@ -13,9 +13,26 @@ pub fn marker_file_name(base: &str) -> String {
     format!("{base}.json")
 }
 
+/// Where the successor of a marker stands until it takes its place.
+pub(super) fn staged_file_name(base: &str) -> String {
+    format!("{}.new", marker_file_name(base))
+}
+
 /// The file that is locked while a base is downloaded. It is never removed.
 pub(super) fn lock_file_name(base: &str) -> String {
     format!("{base}.lock")
+}
+
+/// The base whose lock file `name` is.
+pub(super) fn base_of_lock(name: &str) -> Option<&str> {
+    name.strip_suffix(".lock").filter(|base| is_base(base))
+}
+
+/// Whether `name` can be that of a base.
+pub(super) fn is_base(name: &str) -> bool {
+    let formats = [ImageFormat::Qcow2, ImageFormat::Raw];
+    let stem = formats.iter().find_map(|of| name.strip_suffix(of.as_str())?.strip_suffix('.'));
+    stem.is_some_and(|stem| stem.starts_with("base-"))
 }
 
 /// The overlay of a Proxy.

@@ -14,6 +14,10 @@ pub enum Stage {
     Waiting(String),
     /// It is being downloaded.
     Downloading,
+    /// The download broke off, and begins again or goes on after a while; why.
+    Delayed(String),
+    /// It is being copied from another entry's base.
+    Copying,
     /// A file that is there already is being hashed.
     Hashing,
     /// It is being handed to libvirt.
@@ -69,8 +73,10 @@ impl fmt::Display for Progress {
         let stage = match self.stage() {
             Stage::Examining => return f.write_str("examining"),
             Stage::Waiting(whom) => return write!(f, "waiting for {whom}"),
+            Stage::Delayed(why) => return write!(f, "waiting to try again: {why}"),
             Stage::Publishing => return f.write_str("publishing"),
             Stage::Downloading => "downloading",
+            Stage::Copying => "copying",
             Stage::Hashing => "hashing",
             Stage::Uploading => "uploading",
             Stage::ReadingBack => "reading back",

@@ -1,13 +1,14 @@
 //! Giving a verified image its name: without clobbering, durable, the marker last.
 
-use nix::sys::stat::{Mode, SFlag};
+use std::fs::File;
 
-use super::download::Verified;
-use super::lock::ImageLock;
-use super::marker::{Marker, MarkerState};
-use super::name::marker_file_name;
-use super::pool::{self, PoolFence};
-use super::{BaseUsers, ImageSource, users};
+use super::BaseUsers;
+use super::fetch::Verified;
+use super::marker::Marker;
+use super::name::{marker_file_name, staged_file_name};
+use super::pool::{self, DirectoryPool, ImageLock, PoolFence, Usage};
+use super::steps::{self, Step};
+use super::{DomainDisk, ImageSource};
 use crate::model::{Fault, FaultKind};
 
 /// What stood at the base's name when it was decided to replace it: debris of this
@@ -21,25 +22,57 @@ pub(super) type Debris = Option<u64>;
 /// `ForeignFile` when something else has appeared at the name; `BaseChanged` when
 /// something backs onto the debris.
 pub(super) fn publish(
-    fence: &PoolFence<'_>,
+    pool: &DirectoryPool,
     _lock: &ImageLock,
     source: &ImageSource,
     verified: &Verified,
     debris: Debris,
-    domains: &dyn BaseUsers,
+    users: &dyn BaseUsers,
 ) -> Result<Marker, Fault> {
     let name = source.base_name();
-    let marker_name = marker_file_name(&name);
-    clear(fence, &name, debris, domains)?;
-    let mode = Mode::S_IRUSR | Mode::S_IRGRP | Mode::S_IROTH;
-    nix::sys::stat::fchmod(verified.file(), mode)
-        .map_err(|error| fence.pool().failed("published", &name, error.into()))?;
-    fence.link(verified.file(), &name)?;
-    fence.sync()?;
-    let mut marker = verified.marker(source);
-    marker.identity = fence.pool().stat(&name)?.as_ref().map(pool::identity);
-    fence.write_marker(&marker_name, &marker)?;
+    // Everything that takes time, or room, comes before the fence.
+    let marker = identified(pool, &name, verified.marker(source), verified.file())?;
+    let marker_file = pool.unnamed_marker(&name, &marker)?;
+    steps::passed(Step::MarkerDurable);
+    let disks = if debris.is_some() { users.disks()? } else { Vec::new() };
+    let fence = pool.fence()?;
+    clear(&fence, &name, debris, &disks)?;
+    link(&fence, &name, verified.file(), &marker_file)?;
     Ok(marker)
+}
+
+/// `marker` with what tells `file` from others.
+fn identified(
+    pool: &DirectoryPool,
+    name: &str,
+    mut marker: Marker,
+    file: &File,
+) -> Result<Marker, Fault> {
+    let stat = nix::sys::stat::fstat(file)
+        .map_err(|error| pool.failed("published", name, error.into()))?;
+    marker.identity = Some(pool::identity(&stat));
+    Ok(marker)
+}
+
+/// Names base and marker, in that order, or neither.
+fn link(fence: &PoolFence<'_>, name: &str, base: &File, marker: &File) -> Result<(), Fault> {
+    fence.link(base, name)?;
+    steps::passed(Step::Linked);
+    let linked = fence.sync().and_then(|()| {
+        steps::passed(Step::LinkDurable);
+        fence.link(marker, &marker_file_name(name))
+    });
+    if linked.is_err() {
+        // On a disk that is full, say. Nobody can have used it: the fence is ours.
+        if let Err(fault) = fence.withdraw(base, name) {
+            tracing::warn!("{fault}; it has no marker, and will be removed at the next attempt");
+        }
+    }
+    linked?;
+    steps::passed(Step::MarkerLinked);
+    fence.sync()?;
+    steps::passed(Step::Published);
+    Ok(())
 }
 
 /// Removes an old marker and the debris, in that order: a marker never vouches for
@@ -48,32 +81,34 @@ fn clear(
     fence: &PoolFence<'_>,
     name: &str,
     debris: Debris,
-    domains: &dyn BaseUsers,
+    disks: &[DomainDisk],
 ) -> Result<(), Fault> {
-    let found = fence.pool().stat(name)?.map(|stat| stat.st_ino);
+    let pool = fence.pool();
+    let found = pool.stat(name)?.map(|stat| stat.st_ino);
     if found != debris {
-        return Err(pool::foreign_file(fence.pool(), name));
+        return Err(pool::foreign_file(pool, name));
     }
     if debris.is_some() {
-        let users = users::find(fence.pool(), name, domains)?;
+        let users = Usage::survey(pool, disks)?.of(name);
         if !users.is_empty() {
-            return Err(in_use(fence.pool(), name, &users));
+            return Err(in_use(pool, name, &users));
         }
     }
+    fence.unlink(&staged_file_name(name))?;
     fence.unlink(&marker_file_name(name))?;
     fence.sync()?;
+    steps::passed(Step::OldMarkerRemoved);
     if debris.is_some() {
-        tracing::warn!(
-            "removing {}, which has no valid marker",
-            fence.pool().path_of(name).display()
-        );
+        let path = pool.path_of(name);
+        tracing::warn!("removing {}, which has no valid marker", path.display());
         fence.unlink(name)?;
+        steps::passed(Step::DebrisRemoved);
     }
     Ok(())
 }
 
 /// The fault of a base that is not what it should be, and can't be replaced.
-pub(super) fn in_use(pool: &pool::DirectoryPool, name: &str, users: &[String]) -> Fault {
+pub(super) fn in_use(pool: &DirectoryPool, name: &str, users: &[String]) -> Fault {
     let text = format!(
         "{} is not the image it should be, and {} backs onto it, so it is left alone: restore \
          the file, or delete what uses it",
@@ -81,31 +116,4 @@ pub(super) fn in_use(pool: &pool::DirectoryPool, name: &str, users: &[String]) -
         users.join(", ")
     );
     Fault::new(FaultKind::BaseChanged, text)
-}
-
-/// The regular file at the base's name.
-///
-/// # Errors
-/// `ForeignFile` for anything else there.
-pub(super) fn regular(
-    pool: &pool::DirectoryPool,
-    name: &str,
-) -> Result<Option<nix::sys::stat::FileStat>, Fault> {
-    let Some(stat) = pool.stat(name)? else { return Ok(None) };
-    let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
-    if kind == SFlag::S_IFREG { Ok(Some(stat)) } else { Err(pool::foreign_file(pool, name)) }
-}
-
-/// Whether the marker and the file identity of `marker` are those in the pool now.
-pub(super) fn still_valid(
-    pool: &pool::DirectoryPool,
-    name: &str,
-    marker: &Marker,
-) -> Result<bool, Fault> {
-    let MarkerState::Valid(found) = pool.marker(&marker_file_name(name))? else {
-        return Ok(false);
-    };
-    let same = found.sha256 == marker.sha256 && found.is_same_image(marker);
-    let identity = regular(pool, name)?.as_ref().map(pool::identity);
-    Ok(same && identity.is_some() && found.identity == identity)
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::ImageSource;
 use super::marker::Marker;
-use crate::model::{Fault, FaultKind};
+use crate::model::{Fault, FaultKind, Pin, Sha256Digest};
 
 /// How a marker and the configuration go together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,9 @@ pub enum Verdict {
     NewlyPinned,
 }
 
-/// Holds `marker`, of the base at `path`, against `source`.
+/// Holds `marker`, of the base at `path`, against `source`. A digest that is listed
+/// elsewhere is not asked for: `Agrees` holds without it, and the other verdicts only
+/// once it is resolved.
 ///
 /// # Errors
 /// `ForeignFile` for the base of another image, `DigestMismatch`, `UrlMismatch`.
@@ -26,16 +28,19 @@ pub fn judge(path: &Path, source: &ImageSource, marker: &Marker) -> Result<Verdi
     if !marker.is_of(source) {
         return Err(of_another(path, marker));
     }
-    match source.sha256 {
-        Some(wanted) if wanted != marker.sha256 => Err(digest_mismatch(path, wanted, marker)),
-        Some(_) if !marker.pinned => Ok(Verdict::NewlyPinned),
-        Some(_) if !marker.is_from(&source.url) => Ok(Verdict::Moved),
-        None if !marker.is_from(&source.url) => Err(url_mismatch(path, source, marker)),
+    let moved = !marker.is_from(&source.url);
+    match source.pin {
+        Pin::Digest(wanted) if wanted != marker.sha256 => {
+            Err(digest_mismatch(path, wanted, marker))
+        }
+        Pin::Digest(_) | Pin::Listed(_) if !marker.pinned => Ok(Verdict::NewlyPinned),
+        Pin::Digest(_) | Pin::Listed(_) if moved => Ok(Verdict::Moved),
+        Pin::None if moved => Err(url_mismatch(path, source, marker)),
         _ => Ok(Verdict::Agrees),
     }
 }
 
-fn digest_mismatch(path: &Path, wanted: crate::model::Sha256Digest, marker: &Marker) -> Fault {
+fn digest_mismatch(path: &Path, wanted: Sha256Digest, marker: &Marker) -> Fault {
     let text = format!(
         "the base {} has the sha256 {}, and {wanted} is configured: restore the old digest, or \
          add the new image under a new key; nothing was removed or fetched",
@@ -58,13 +63,23 @@ fn url_mismatch(path: &Path, source: &ImageSource, marker: &Marker) -> Fault {
     Fault::new(FaultKind::UrlMismatch, text)
 }
 
-fn of_another(path: &Path, marker: &Marker) -> Fault {
+/// The fault of a base that isn't that of the image whose name it has.
+pub(super) fn of_another(path: &Path, marker: &Marker) -> Fault {
     let text = format!(
         "{} belongs to image {:?} of provider entry {:?}, whose names give the same file name: \
          it stays untouched; use another key or entry name",
         path.display(),
         marker.key.as_str(),
         marker.entry.as_str()
+    );
+    Fault::new(FaultKind::ForeignFile, text)
+}
+
+/// The fault of a marker that can't be judged.
+pub fn of_later_version(path: &Path) -> Fault {
+    let text = format!(
+        "{} was written by a later version of proxyd: update this one, or use another image key",
+        path.display()
     );
     Fault::new(FaultKind::ForeignFile, text)
 }

@@ -133,6 +133,35 @@ impl From<Sha256Digest> for String {
     }
 }
 
+/// What the bytes of an image are held to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Pin {
+    /// To nothing: whatever the server sends first is kept.
+    #[default]
+    None,
+    /// To this sha256 of the downloaded file.
+    Digest(Sha256Digest),
+    /// To the sha256 that a list at this URL, as `sha256sum` writes it, has for the
+    /// image's file name.
+    Listed(ResourceUrl),
+}
+
+impl Pin {
+    /// The digest, where it is known without asking anybody.
+    pub fn digest(&self) -> Option<Sha256Digest> {
+        match self {
+            Self::Digest(digest) => Some(*digest),
+            Self::None | Self::Listed(_) => None,
+        }
+    }
+}
+
+impl From<Option<Sha256Digest>> for Pin {
+    fn from(digest: Option<Sha256Digest>) -> Self {
+        digest.map_or(Self::None, Self::Digest)
+    }
+}
+
 /// Who gave a URL: it decides which schemes are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UrlOrigin {

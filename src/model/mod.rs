@@ -11,7 +11,7 @@ mod status;
 
 pub use fault::{Fault, FaultKind, Persistence};
 pub use id::{EntryName, ImageKey, InvalidIdentifier, ProxyName};
-pub use image::{Firmware, ImageFormat, InvalidUrl, ResourceUrl, Sha256Digest, UrlOrigin};
+pub use image::{Firmware, ImageFormat, InvalidUrl, Pin, ResourceUrl, Sha256Digest, UrlOrigin};
 pub use input::{SpecInput, SpecProblem};
 pub use secret::Secret;
 pub use spec::{ImageChoice, Origin, ProxySpec};

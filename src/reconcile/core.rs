@@ -172,7 +172,7 @@ impl Core {
         let wanted = self.image().ok();
         let build = self.record.build.as_ref();
         let base = build.and_then(|build| build.base.as_ref());
-        let outdated = match (base, wanted.as_ref().and_then(|(source, _)| source.sha256)) {
+        let outdated = match (base, wanted.as_ref().and_then(|(source, _)| source.pin.digest())) {
             (Some(base), Some(wanted)) => base.digest != wanted,
             _ => false,
         };

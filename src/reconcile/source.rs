@@ -25,7 +25,7 @@ pub(super) fn resolve(
                 entry: spec.provider.clone(),
                 key: ImageKey::of_url(url),
                 url: url.clone(),
-                sha256: *sha256,
+                pin: (*sha256).into(),
                 format: *format,
             };
             Ok((source, Firmware::Uefi))
@@ -38,7 +38,7 @@ fn keyed(entry: &EntryName, key: &ImageKey, image: &ImageSettings) -> ImageSourc
         entry: entry.clone(),
         key: key.clone(),
         url: image.url.clone(),
-        sha256: image.sha256,
+        pin: image.pin.clone(),
         format: image.format,
     }
 }

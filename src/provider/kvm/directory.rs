@@ -11,7 +11,7 @@ use super::users::Domains;
 use super::volumes::NewVolume;
 use super::{Publisher, appeared, host};
 use crate::config::ProviderSettings;
-use crate::image::{self, DirectoryPool, ImageSource, Progress, check_unchanged};
+use crate::image::{Cache, DirectoryPool, ImageSource, Progress, check_unchanged};
 use crate::model::Fault;
 use crate::store::BaseRef;
 use crate::tasks;
@@ -25,6 +25,12 @@ pub(super) struct Directory {
 impl Directory {
     pub(super) fn new(settings: Arc<ProviderSettings>, link: Link) -> Self {
         Self { settings, link }
+    }
+
+    async fn cache(&self) -> Result<Cache, Fault> {
+        let path = self.path().await?;
+        let pool = tasks::blocking(move || DirectoryPool::open(&path)).await?;
+        Ok(Cache::new(pool, Arc::new(Domains(self.link.clone()))))
     }
 
     async fn path(&self) -> Result<PathBuf, Fault> {
@@ -54,10 +60,7 @@ impl Publisher for Directory {
         progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault> {
-        let path = self.path().await?;
-        let pool = tasks::blocking(move || DirectoryPool::open(&path)).await?;
-        let domains = Arc::new(Domains(self.link.clone()));
-        let base = image::ensure_base(Arc::new(pool), source, domains, progress, cancel).await?;
+        let base = self.cache().await?.ensure(source, progress, cancel).await?;
         if base.was_written() {
             self.refresh().await;
         }

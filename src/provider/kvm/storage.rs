@@ -26,8 +26,8 @@ use super::volumes::{self, NewVolume};
 use super::{Publisher, appeared, host, users};
 use crate::config::ProviderSettings;
 use crate::image::{
-    self, ImageSource, MARKER_VOLUME_SIZE, Marker, MarkerState, Progress, Spool, Stage, Verdict,
-    Verified, marker_file_name,
+    self, Fetcher, ImageSource, MARKER_VOLUME_SIZE, Marker, MarkerState, Progress, Spool, Stage,
+    Verdict, Verified, marker_file_name,
 };
 use crate::model::{Fault, FaultKind, Sha256Digest};
 use crate::store::BaseRef;
@@ -105,7 +105,7 @@ impl Storage {
     ) -> Result<BaseRef, Fault> {
         let spool = self.spool.clone();
         let spool = Arc::new(tasks::blocking(move || spool.open()).await?);
-        let verified = image::download(&spool, source, progress, cancel).await?;
+        let verified = Fetcher::default().download(&spool, source, progress, cancel).await?;
         let writer = self.spool.clone();
         let writer = tasks::blocking(move || writer.writer()).await?;
         let source = source.clone();
@@ -143,6 +143,7 @@ impl Publisher for Storage {
             return Ok(base);
         }
         let mut sightings = self.publishing.lock().await;
+        let source = &Fetcher::default().resolve(source, cancel).await?;
         match self.examine(source).await? {
             Finding::Ready(base) => Ok(base),
             Finding::Unproven(base, wanted) => self.prove(base, wanted, progress, cancel).await,
@@ -210,7 +211,7 @@ fn examine(
             match (base, verdict) {
                 (None, _) => Ok(Finding::Pending(None)),
                 (Some(volume), Verdict::NewlyPinned) => {
-                    Ok(Finding::Unproven(reference(&volume, &marker)?, marker.sha256))
+                    Ok(Finding::Unproven(reference(&volume, &marker)?, marker.content()))
                 }
                 (Some(volume), _) => Ok(Finding::Ready(reference(&volume, &marker)?)),
             }
@@ -219,6 +220,10 @@ fn examine(
         // A base without a marker is what a sweep that was cut short leaves.
         (MarkerState::Absent, Some(_)) => Ok(Finding::Pending(None)),
         (MarkerState::Garbage, _) => Ok(Finding::Pending(Marker::writer_of(&bytes))),
+        (MarkerState::Newer, _) => {
+            let path = host::pool_path(pool)?.join(marker_file_name(&name));
+            Err(image::of_later_version(&path).into())
+        }
     }
 }
 
@@ -328,13 +333,13 @@ impl Publication<'_> {
         let read = |buffer: &mut [u8], offset| verified.file().read_at(buffer, offset);
         self.transfer.upload(self.connection, &volume, verified.size(), read)?;
         let found = self.transfer.hash(self.connection, &volume)?;
-        if found == verified.digest() {
+        if found == verified.content() {
             return Ok(volume);
         }
         let text = format!(
             "the volume {name} reads back with the sha256 {found} instead of {}: check the disk \
              of its pool",
-            verified.digest()
+            verified.content()
         );
         Err(Fault::new(FaultKind::PoolUnavailable, text).into())
     }

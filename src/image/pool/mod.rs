@@ -1,26 +1,29 @@
 //! A storage pool's directory on this host. Everything goes by its descriptor, so
 //! that a directory put in its place meanwhile is noticed and not written to.
 
+mod fence;
+mod lock;
+mod users;
+
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, fstatat};
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 use nix::sys::statfs::{self, FsType};
-use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 
+pub use self::fence::PoolFence;
+pub(super) use self::lock::{ImageLock, canceled};
+pub(super) use self::users::Usage;
 use super::marker::{Identity, MAX_MARKER_BYTES, Marker, MarkerState};
+use super::name::{is_base, marker_file_name};
+use super::rules::of_later_version;
 use crate::model::{Fault, FaultKind};
-
-/// How long a fence is waited for: its holders need milliseconds.
-const FENCE_TIMEOUT: Duration = Duration::from_secs(30);
-const FENCE_POLL: Duration = Duration::from_millis(5);
 
 /// File systems on which flock does not reach other hosts, or not at all.
 const NOT_SHARED: [(FsType, &str); 4] = [
@@ -37,16 +40,8 @@ pub struct DirectoryPool {
     directory: File,
 }
 
-/// The directory's own flock: held only for the few calls of a publication, an
-/// eviction, or the creation of an overlay.
-#[derive(Debug)]
-pub struct PoolFence<'a> {
-    pool: &'a DirectoryPool,
-    _lock: Flock<File>,
-}
-
 /// The fault of a directory that can't be used.
-pub(super) fn unusable(path: &Path, error: &dyn std::fmt::Display) -> Fault {
+pub(in crate::image) fn unusable(path: &Path, error: &dyn std::fmt::Display) -> Fault {
     let text = format!("the directory {} can't be used: {error}", path.display());
     Fault::new(FaultKind::PoolUnavailable, text)
 }
@@ -116,37 +111,6 @@ impl DirectoryPool {
         Fault::new(kind, format!("{path} can't be {what} ({error}): {hint}"))
     }
 
-    /// Takes the fence; from a thread that may block.
-    ///
-    /// # Errors
-    /// `Busy` when somebody keeps it; `PoolUnavailable` when the directory is no
-    /// longer the one at its path.
-    pub fn fence(&self) -> Result<PoolFence<'_>, Fault> {
-        let deadline = Instant::now() + FENCE_TIMEOUT;
-        // A description of its own: one that is shared is locked for all who share it.
-        let mut file = open_directory(&self.path).map_err(|error| unusable(&self.path, &error))?;
-        let lock = loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => break lock,
-                Err((same, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = same,
-                Err((_, Errno::EWOULDBLOCK)) => return Err(self.fence_kept()),
-                Err((_, error)) => return Err(unusable(&self.path, &format!("flock: {error}"))),
-            }
-            std::thread::sleep(FENCE_POLL);
-        };
-        self.still_there()?;
-        Ok(PoolFence { pool: self, _lock: lock })
-    }
-
-    fn fence_kept(&self) -> Fault {
-        let text = format!(
-            "the directory {} was locked by somebody else for {FENCE_TIMEOUT:?}: `lslocks` shows \
-             who holds it",
-            self.path.display()
-        );
-        Fault::new(FaultKind::Busy, text)
-    }
-
     fn still_there(&self) -> Result<(), Fault> {
         let failed = |error: io::Error| unusable(&self.path, &error);
         let (opened, named) = (
@@ -198,8 +162,19 @@ impl DirectoryPool {
         }
     }
 
-    /// The marker at `name`.
-    pub(super) fn marker(&self, name: &str) -> Result<MarkerState, Fault> {
+    /// The marker of the base `base`.
+    ///
+    /// # Errors
+    /// `ForeignFile` for one that a later version wrote: it can't be judged.
+    pub(super) fn marker(&self, base: &str) -> Result<MarkerState, Fault> {
+        let name = marker_file_name(base);
+        match self.read_marker(&name)? {
+            MarkerState::Newer => Err(of_later_version(&self.path_of(&name))),
+            state => Ok(state),
+        }
+    }
+
+    fn read_marker(&self, name: &str) -> Result<MarkerState, Fault> {
         let file = match self.open_file(name) {
             Ok(file) => file,
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
@@ -220,74 +195,34 @@ impl DirectoryPool {
         Ok(Marker::parse(&bytes))
     }
 
+    /// The regular file at `name`.
+    ///
+    /// # Errors
+    /// `ForeignFile` for anything else there.
+    pub(super) fn regular(&self, name: &str) -> Result<Option<FileStat>, Fault> {
+        let Some(stat) = self.stat(name)? else { return Ok(None) };
+        let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
+        if kind == SFlag::S_IFREG { Ok(Some(stat)) } else { Err(foreign_file(self, name)) }
+    }
+
+    /// Whether the base `base` is the very file that `marker` vouches for.
+    pub(super) fn is_identical(&self, base: &str, marker: &Marker) -> Result<bool, Fault> {
+        let found = self.regular(base)?.as_ref().map(identity);
+        Ok(found.is_some() && found == marker.identity)
+    }
+
+    /// The names of what may be bases, with a marker or without.
+    pub(super) fn base_names(&self) -> Result<Vec<String>, Fault> {
+        let names = self.names()?.into_iter().filter_map(|name| name.into_string().ok());
+        Ok(names.filter(|name| is_base(name)).collect())
+    }
+
     /// The names in the directory, UTF-8 or not: any of them can be an overlay.
     pub(super) fn names(&self) -> Result<Vec<OsString>, Fault> {
         let entries = std::fs::read_dir(&self.path)
             .and_then(Iterator::collect::<io::Result<Vec<_>>>)
             .map_err(|error| unusable(&self.path, &error))?;
         Ok(entries.iter().map(std::fs::DirEntry::file_name).collect())
-    }
-}
-
-impl PoolFence<'_> {
-    pub(super) fn pool(&self) -> &DirectoryPool {
-        self.pool
-    }
-
-    /// Gives `file` the name `name`, which must be free.
-    ///
-    /// # Errors
-    /// `ForeignFile` when it isn't.
-    pub(super) fn link(&self, file: &File, name: &str) -> Result<(), Fault> {
-        // By way of /proc: naming the descriptor itself would take a capability.
-        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
-        match linkat(
-            AT_FDCWD,
-            unnamed.as_str(),
-            self.pool.fd(),
-            name,
-            LinkatFlags::AT_SYMLINK_FOLLOW,
-        ) {
-            Ok(()) => Ok(()),
-            Err(Errno::EEXIST) => Err(foreign_file(self.pool, name)),
-            Err(error) => Err(self.pool.failed("published", name, error.into())),
-        }
-    }
-
-    /// Removes `name`; that it isn't there is fine.
-    pub(super) fn unlink(&self, name: &str) -> Result<(), Fault> {
-        match unlinkat(self.pool.fd(), name, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(Errno::EISDIR | Errno::EPERM) => Err(foreign_file(self.pool, name)),
-            Err(error) => Err(self.pool.failed("removed", name, error.into())),
-        }
-    }
-
-    /// Makes the coming and going of names durable.
-    pub(super) fn sync(&self) -> Result<(), Fault> {
-        self.pool.directory.sync_all().map_err(|error| unusable(&self.pool.path, &error))
-    }
-
-    /// Writes `marker` at `name`, in place of what stands there, durably.
-    pub(super) fn write_marker(&self, name: &str, marker: &Marker) -> Result<(), Fault> {
-        let bytes = marker
-            .render()
-            .map_err(|error| self.pool.failed("written", name, io::Error::other(error)))?;
-        let mut file = self.pool.unnamed(name)?;
-        let write = |file: &mut File| {
-            file.write_all(&bytes)?;
-            nix::sys::stat::fchmod(&*file, Mode::from_bits_truncate(0o644))?;
-            file.sync_all()
-        };
-        write(&mut file).map_err(|error| self.pool.failed("written", name, error))?;
-        // Linking can't replace, and renaming can: a crash between leaves this one
-        // name, which the next writer takes away.
-        let staged = format!("{name}.new");
-        self.unlink(&staged)?;
-        self.link(&file, &staged)?;
-        renameat(self.pool.fd(), staged.as_str(), self.pool.fd(), name)
-            .map_err(|error| self.pool.failed("written", name, error.into()))?;
-        self.sync()
     }
 }
 
