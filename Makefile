@@ -12,7 +12,7 @@ unitdir     = $(PREFIX)/lib/systemd/system
 sysusersdir = $(PREFIX)/lib/sysusers.d
 catalogdir  = $(PREFIX)/lib/systemd/catalog
 
-.PHONY: help deps build install quick test lint demo demo-down clean
+.PHONY: help deps build install quick disks test soak bench lint demo demo-down clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -21,6 +21,8 @@ help:
 ## make demo-down  stop what the demo left running
 ## make test       every test, those in the lab included
 ## make quick      unit and private-bus tests, under two minutes
+## make soak       the random tests of the image cache, at length
+## make bench      the image cache against curl and sha256sum
 ## make lint       formatting and clippy, warnings denied
 ## make build      the optimised daemon, in target/release
 ## make install    into $(DESTDIR)$(PREFIX)
@@ -49,8 +51,19 @@ install:
 quick: deps
 	$(CARGO) test --locked
 
-test: build quick
+# File systems that are full or read-only, on loop devices: as root.
+disks: deps
+	$(CARGO) test --locked --lib image::tests::disk -- --ignored --test-threads=1
+
+test: build quick disks
 	tests/lab/run
+
+soak: deps
+	PROXYD_SOAK_DEATHS=5000 PROXYD_SOAK_CASES=5000 $(CARGO) test --locked --lib -- \
+	  image::tests::crash image::tests::interleave
+
+bench: deps
+	$(CARGO) bench --locked --bench fetch
 
 lint: deps
 	$(CARGO) fmt --check

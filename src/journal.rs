@@ -22,6 +22,8 @@ pub const HEALTHY: &str = "6ebc4e0f9f524e318899dec13507de3e";
 pub const UNHEALTHY: &str = "f5b10d6cf8364d278b4553401b2aee6a";
 /// A base image is in the pool, verified.
 pub const IMAGE_READY: &str = "4def6f5d728f43ab8b7d8b77c684c868";
+/// A base image, or what was left of one, was removed from its pool.
+pub const IMAGE_REMOVED: &str = "dd01f5b5ee174166b382b5fb16e05192";
 /// The configuration was read again.
 pub const RELOADED: &str = "0c7f5012ce1048c2bec7e6dfba466f77";
 /// The configuration was refused, and the old one stays.
@@ -30,7 +32,7 @@ pub const RELOAD_REFUSED: &str = "2538267c1e8e47eeb51a57384eb7ef4b";
 pub const RECORD_SET_ASIDE: &str = "747248033fac4f2b85f403e072ec4ea5";
 
 /// Every message id, for the test that compares them with the catalog.
-pub const ALL_IDS: [&str; 11] = [
+pub const ALL_IDS: [&str; 12] = [
     PROXY_NEW,
     PROXY_REMOVED,
     PHASE_CHANGED,
@@ -39,6 +41,7 @@ pub const ALL_IDS: [&str; 11] = [
     HEALTHY,
     UNHEALTHY,
     IMAGE_READY,
+    IMAGE_REMOVED,
     RELOADED,
     RELOAD_REFUSED,
     RECORD_SET_ASIDE,

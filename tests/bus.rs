@@ -321,3 +321,20 @@ fn only(document: &str, interface: &str) -> String {
          </interface>\n</node>\n"
     )
 }
+
+#[test]
+fn images_are_named_and_bad_names_are_refused() {
+    let bench = Bench::started(&config());
+    let refused = |call: &str| bench.call(call).unwrap_err();
+    let rows = [
+        ("EvictImage ss Home debian", "entry: "),
+        ("EvictImage ss home ../x", "key: "),
+        ("EvictImage ss nowhere debian", "no provider entry nowhere"),
+        // libvirt's test driver has a pool without a directory.
+        ("EvictImage ss home debian", "can't be used"),
+        ("PruneImages b true", "can't be used"),
+    ];
+    for (call, words) in rows {
+        assert!(refused(call).contains(words), "{call}: {}", refused(call));
+    }
+}

@@ -12,7 +12,8 @@ use super::auth::Action;
 use super::error::CallError;
 use super::proxy::{endpoint, path};
 use super::{Services, spec};
-use crate::model::{Fault, FaultKind, ProxyName};
+use crate::image::Leftover;
+use crate::model::{EntryName, Fault, FaultKind, ImageKey, ProxyName};
 use crate::reconcile::Handle;
 
 /// Reads the configuration again; an error leaves the old one in force.
@@ -20,6 +21,9 @@ pub type Reloader = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Fault>> + Send
 
 /// A row of `ListProxies`: name, phase, healthy, provider, endpoint, path.
 type ProxyRow = (String, String, bool, String, String, OwnedObjectPath);
+
+/// A row of `PruneImages`: path, bytes, reason.
+type LeftoverRow = (String, u64, String);
 
 /// The manager on the bus.
 pub(super) struct Manager {
@@ -32,8 +36,25 @@ impl Manager {
     }
 
     async fn authorize(&self, connection: &Connection, call: &Header<'_>) -> Result<(), CallError> {
-        Ok(self.services.authorizer.check(connection, call, Action::ManageProxies).await?)
+        self.authorize_for(Action::ManageProxies, connection, call).await
     }
+
+    async fn authorize_for(
+        &self,
+        action: Action,
+        connection: &Connection,
+        call: &Header<'_>,
+    ) -> Result<(), CallError> {
+        Ok(self.services.authorizer.check(connection, call, action).await?)
+    }
+}
+
+fn invalid(argument: &str, error: &dyn std::fmt::Display) -> Fault {
+    Fault::new(FaultKind::InvalidArgument, format!("{argument}: {error}"))
+}
+
+fn leftover_row(leftover: Leftover) -> LeftoverRow {
+    (leftover.path.to_string_lossy().into_owned(), leftover.bytes, leftover.reason)
 }
 
 fn checked(name: &str) -> Result<ProxyName, Fault> {
@@ -103,6 +124,38 @@ impl Manager {
     /// All Proxies: name, phase, healthy, provider, endpoint, object path.
     async fn list_proxies(&self) -> Vec<ProxyRow> {
         self.services.supervisor.list().iter().map(row).collect()
+    }
+
+    /// Removes an image's base from the storage pool of a provider entry. In use it
+    /// stays (org.proxyd1.Error.ImageInUse names the users). It is fetched again when
+    /// a Proxy needs it.
+    async fn evict_image(
+        &self,
+        entry: &str,
+        key: &str,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize_for(Action::ManageImages, connection, &call).await?;
+        let entry = EntryName::new(entry).map_err(|error| invalid("entry", &error))?;
+        let key = ImageKey::new(key).map_err(|error| invalid("key", &error))?;
+        Ok(self.services.supervisor.configured().evict_image(&entry, &key).await?)
+    }
+
+    /// Removes bases and leftovers that are proxyd's and that nothing uses, or, as a
+    /// dry run, only lists them: path, bytes, reason. Entries of type kvm2 are passed
+    /// over.
+    async fn prune_images(
+        &self,
+        dry_run: bool,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<Vec<LeftoverRow>, CallError> {
+        if !dry_run {
+            self.authorize_for(Action::ManageImages, connection, &call).await?;
+        }
+        let leftovers = self.services.supervisor.configured().prune_images(dry_run).await?;
+        Ok(leftovers.into_iter().map(leftover_row).collect())
     }
 
     /// Reads the configuration again. An invalid one is refused whole

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::image::{ImageSource, Progress};
-use crate::model::{Address, Fault, Firmware, ProxyName, Sha256Digest};
+use crate::image::{ImageSource, Leftover, Progress};
+use crate::model::{Address, Fault, Firmware, ImageKey, ProxyName, Sha256Digest};
 use crate::store::BaseRef;
 
 pub use registry::Registry;
@@ -116,6 +116,20 @@ pub trait Provider: Send + Sync {
         progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault>;
+
+    /// Removes the base of image `key`, and tells the bytes that it had.
+    ///
+    /// # Errors
+    /// `ImageInUse` naming the users, `NoSuchImage` when there is none.
+    async fn evict_image(&self, key: &ImageKey) -> Result<u64, Fault>;
+
+    /// Lists the bases and leftovers of the entry that nothing uses, and removes them
+    /// unless `dry_run`. `offered` are the images that it offers now.
+    async fn prune_images(
+        &self,
+        offered: Vec<ImageSource>,
+        dry_run: bool,
+    ) -> Result<Vec<Leftover>, Fault>;
 
     /// Looks at the guest's parts.
     async fn observe(&self, guest: &Guest) -> Result<Observed, Fault>;

@@ -6,6 +6,7 @@
 
 mod backoff;
 mod core;
+mod images;
 mod plan;
 mod publish;
 mod source;

@@ -33,7 +33,8 @@ pub(super) fn resolve(
     }
 }
 
-fn keyed(entry: &EntryName, key: &ImageKey, image: &ImageSettings) -> ImageSource {
+/// The image `key` of `entry`, as the configuration has it.
+pub(super) fn keyed(entry: &EntryName, key: &ImageKey, image: &ImageSettings) -> ImageSource {
     ImageSource {
         entry: entry.clone(),
         key: key.clone(),

@@ -4,4 +4,5 @@
 
 mod faults;
 mod host;
+mod images;
 mod main_job;

@@ -1,31 +1,24 @@
-//! The one pass over an image: what arrives is hashed, unpacked and written by a
-//! thread of its own, into a file that nobody can see.
+//! The one pass over an image: what arrives is written and hashed side by side, into a
+//! file that nobody can see.
 
 use std::fs::File;
-use std::io::{self, Read, Write as _};
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
+use bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, block_in_place};
 
 use super::decode::Compression;
-use crate::image::hash::CHUNK;
+use super::hashing::Hashing;
+use super::output::Output;
+use super::unpack::{self, Piece};
 use crate::image::limits::Limits;
 use crate::image::marker::Digests;
 use crate::image::pool::DirectoryPool;
-use crate::image::steps::{self, Step};
-use crate::model::{Fault, FaultKind, Sha256Digest};
+use crate::model::{Fault, FaultKind};
 
-/// Pieces in memory between the network and the disk.
-const PIECES: usize = 16;
-
-/// What comes from the network.
-pub(super) enum Piece {
-    Bytes(Vec<u8>),
-    /// All is there. Without it, the sender has given up.
-    End,
-}
+/// Pieces in memory between the network and a decoder.
+const PIECES: usize = 8;
 
 /// An image that arrived whole.
 pub(in crate::image) struct Written {
@@ -37,32 +30,56 @@ pub(in crate::image) struct Written {
     pub(in crate::image) flaw: Option<String>,
 }
 
-/// The writing thread, and the way to it.
-pub(super) struct Sink {
+/// Where a download goes.
+pub(super) enum Sink {
+    /// It is written as it is, by whoever receives it, while it is in the processor's
+    /// cache still.
+    Plain(Plain),
+    /// It is unpacked by a thread of its own.
+    Packed(Packed),
+}
+
+pub(super) struct Plain {
+    output: Output,
+    hashing: Hashing,
+    fault: Option<Fault>,
+}
+
+pub(super) struct Packed {
     pieces: mpsc::Sender<Piece>,
     writer: JoinHandle<Result<Option<Written>, Fault>>,
 }
 
 impl Sink {
     /// Begins a file in `pool` that is to be the base `name`.
+    ///
+    /// # Errors
+    /// `PoolUnavailable`, `NoSpace`.
     pub(super) fn new(
         pool: &Arc<DirectoryPool>,
-        name: String,
+        name: &str,
         compression: Compression,
         limits: &Limits,
-    ) -> Self {
+    ) -> Result<Self, Fault> {
+        let output = block_in_place(|| Output::new(pool, name, limits))?;
+        let hashing = Hashing::new().map_err(|error| pool.failed("written", name, error))?;
+        if compression == Compression::None {
+            return Ok(Self::Plain(Plain { output, hashing, fault: None }));
+        }
         let (pieces, received) = mpsc::channel(PIECES);
-        let (pool, limits) = (pool.clone(), limits.clone());
+        let limits = limits.clone();
         let writer = tokio::task::spawn_blocking(move || {
-            let job = Job { pool: &pool, name: &name, limits: &limits };
-            job.run(compression, received)
+            unpack::run(compression, received, output, hashing, &limits)
         });
-        Self { pieces, writer }
+        Ok(Self::Packed(Packed { pieces, writer }))
     }
 
-    /// Hands over what arrived; false when the writer has stopped and can say why.
-    pub(super) async fn send(&self, bytes: Vec<u8>) -> bool {
-        self.pieces.send(Piece::Bytes(bytes)).await.is_ok()
+    /// Hands over what arrived; false when it can't be taken, and `ended` says why.
+    pub(super) async fn send(&mut self, bytes: Bytes) -> bool {
+        match self {
+            Self::Plain(plain) => block_in_place(|| plain.take(bytes)),
+            Self::Packed(packed) => packed.pieces.send(Piece::Bytes(bytes)).await.is_ok(),
+        }
     }
 
     /// All is sent: what came of it.
@@ -70,21 +87,23 @@ impl Sink {
     /// # Errors
     /// `NoSpace`, `PoolUnavailable`, `ImageRejected`.
     pub(super) async fn finish(self) -> Result<Written, Fault> {
-        // When the writer has stopped, it says why.
-        let _ = self.pieces.send(Piece::End).await;
-        self.ended().await
+        match self {
+            Self::Plain(plain) => block_in_place(|| plain.finish()),
+            Self::Packed(packed) => {
+                // When the writer has stopped, it says why.
+                let _ = packed.pieces.send(Piece::End).await;
+                packed.ended().await
+            }
+        }
     }
 
-    /// Nothing more is to come; why the writer stopped.
-    pub(super) async fn ended(self) -> Result<Written, Fault> {
-        drop(self.pieces);
-        let broke_off = |why: String| Fault::new(FaultKind::Canceled, why);
-        match self.writer.await {
-            Ok(Ok(Some(written))) => Ok(written),
-            Ok(Ok(None)) => Err(broke_off("the download was given up".into())),
-            Ok(Err(fault)) => Err(fault),
-            Err(error) => Err(broke_off(format!("the writing broke off: {error}"))),
-        }
+    /// Nothing more is to come; why it was not taken.
+    pub(super) async fn ended(self) -> Fault {
+        let fault = match self {
+            Self::Plain(plain) => plain.fault,
+            Self::Packed(packed) => packed.ended().await.err(),
+        };
+        fault.unwrap_or_else(given_up)
     }
 
     /// Gives the file up, and waits until its room is free again.
@@ -93,196 +112,40 @@ impl Sink {
     }
 }
 
-struct Job<'a> {
-    pool: &'a DirectoryPool,
-    name: &'a str,
-    limits: &'a Limits,
+fn given_up() -> Fault {
+    Fault::new(FaultKind::Canceled, "the download was given up")
 }
 
-impl Job<'_> {
-    fn run(
-        &self,
-        compression: Compression,
-        pieces: mpsc::Receiver<Piece>,
-    ) -> Result<Option<Written>, Fault> {
-        let mut intake = Intake::new(pieces);
-        let mut output = Output { file: self.pool.unnamed(self.name)?, size: 0 };
-        let unpacked = match compression {
-            Compression::None => self.copy(&mut intake, &mut output).map(|()| None),
-            packed => self.unpack(packed, &mut intake, &mut output).map(Some),
-        }?;
-        // What follows compressed data, or a flaw in it, is part of what was
-        // downloaded still: only its digest tells whose fault that is.
-        while intake.next().is_some() {}
-        if !intake.ended {
-            return Ok(None);
-        }
-        let downloaded = Sha256Digest::new(intake.hasher.finalize().into());
-        let (content, flaw) = unpacked.unwrap_or((downloaded, None));
-        let digests = Digests { downloaded, content };
-        Ok(Some(Written { file: output.file, size: output.size, digests, flaw }))
-    }
-
-    /// Writes what arrives as it is.
-    fn copy(&self, intake: &mut Intake, output: &mut Output) -> Result<(), Fault> {
-        while let Some(piece) = intake.next() {
-            self.write(output, &piece)?;
-        }
-        Ok(())
-    }
-
-    fn unpack(
-        &self,
-        compression: Compression,
-        intake: &mut Intake,
-        output: &mut Output,
-    ) -> Result<(Sha256Digest, Option<String>), Fault> {
-        let mut hasher = Sha256::new();
-        let flaw = match self.decode(compression, intake, output, &mut hasher) {
-            Ok(()) => None,
-            Err(Failure::Fault(fault)) => return Err(fault),
-            Err(Failure::Stream(error)) => {
-                Some(format!("it is no whole {} file: {error}", compression.name()))
+impl Plain {
+    fn take(&mut self, bytes: Bytes) -> bool {
+        match self.output.write(&bytes) {
+            Ok(()) => {
+                self.hashing.take(bytes);
+                true
             }
-        };
-        Ok((Sha256Digest::new(hasher.finalize().into()), flaw))
-    }
-
-    fn decode(
-        &self,
-        compression: Compression,
-        intake: &mut Intake,
-        output: &mut Output,
-        hasher: &mut Sha256,
-    ) -> Result<(), Failure> {
-        let arrived = intake.arrived.clone();
-        let mut reader = compression.reader(intake).map_err(Failure::Stream)?;
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            let read = match reader.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(read) => read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Failure::Stream(error)),
-            };
-            hasher.update(&buffer[..read]);
-            self.write(output, &buffer[..read]).map_err(Failure::Fault)?;
-            self.check_ratio(output.size, arrived.get()).map_err(Failure::Fault)?;
-        }
-    }
-
-    fn write(&self, output: &mut Output, bytes: &[u8]) -> Result<(), Fault> {
-        let first = output.size == 0;
-        output.size += bytes.len() as u64;
-        if output.size > self.limits.image_bytes {
-            return Err(self.too_large());
-        }
-        let written = output.file.write_all(bytes);
-        written.map_err(|error| self.pool.failed("written", self.name, error))?;
-        if first {
-            steps::passed(Step::Writing);
-        }
-        Ok(())
-    }
-
-    fn check_ratio(&self, unpacked: u64, packed: u64) -> Result<(), Fault> {
-        let limits = self.limits;
-        let most = packed.saturating_mul(limits.unpacked_ratio).max(limits.unpacked_bytes);
-        if unpacked <= most {
-            return Ok(());
-        }
-        let text = format!(
-            "the image {} unpacks to more than {} times its size: that is no disk image",
-            self.name, limits.unpacked_ratio
-        );
-        Err(Fault::new(FaultKind::ImageRejected, text))
-    }
-
-    fn too_large(&self) -> Fault {
-        let most = self.limits.image_bytes;
-        let text =
-            format!("the image {} is larger than {most} bytes, which are the most", self.name);
-        Fault::new(FaultKind::ImageRejected, text)
-    }
-}
-
-enum Failure {
-    /// Of the pool, or of a limit.
-    Fault(Fault),
-    /// Of the compressed data.
-    Stream(io::Error),
-}
-
-struct Output {
-    file: File,
-    size: u64,
-}
-
-/// What arrives, hashed as it is taken.
-struct Intake {
-    pieces: mpsc::Receiver<Piece>,
-    hasher: Sha256,
-    rest: Vec<u8>,
-    taken: usize,
-    arrived: Arrived,
-    ended: bool,
-    gave_up: bool,
-}
-
-/// Bytes that arrived, for whoever reads through a decoder.
-#[derive(Clone, Default)]
-struct Arrived(std::rc::Rc<std::cell::Cell<u64>>);
-
-impl Arrived {
-    fn get(&self) -> u64 {
-        self.0.get()
-    }
-}
-
-impl Intake {
-    fn new(pieces: mpsc::Receiver<Piece>) -> Self {
-        Self {
-            pieces,
-            hasher: Sha256::new(),
-            rest: Vec::new(),
-            taken: 0,
-            arrived: Arrived::default(),
-            ended: false,
-            gave_up: false,
-        }
-    }
-
-    fn next(&mut self) -> Option<Vec<u8>> {
-        if self.ended || self.gave_up {
-            return None;
-        }
-        match self.pieces.blocking_recv() {
-            Some(Piece::Bytes(bytes)) => {
-                self.hasher.update(&bytes);
-                self.arrived.0.set(self.arrived.get() + bytes.len() as u64);
-                Some(bytes)
-            }
-            Some(Piece::End) => {
-                self.ended = true;
-                None
-            }
-            None => {
-                self.gave_up = true;
-                None
+            Err(fault) => {
+                self.fault = Some(fault);
+                false
             }
         }
     }
+
+    fn finish(self) -> Result<Written, Fault> {
+        let (file, size) = self.output.finish()?;
+        let digest = self.hashing.finish().ok_or_else(given_up)?;
+        let digests = Digests { downloaded: digest, content: digest };
+        Ok(Written { file, size, digests, flaw: None })
+    }
 }
 
-impl Read for Intake {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.taken == self.rest.len() {
-            let Some(piece) = self.next() else { return Ok(0) };
-            (self.rest, self.taken) = (piece, 0);
+impl Packed {
+    async fn ended(self) -> Result<Written, Fault> {
+        drop(self.pieces);
+        match self.writer.await {
+            Ok(outcome) => outcome?.ok_or_else(given_up),
+            Err(error) => {
+                Err(Fault::new(FaultKind::Canceled, format!("the unpacking broke off: {error}")))
+            }
         }
-        let read = buffer.len().min(self.rest.len() - self.taken);
-        buffer[..read].copy_from_slice(&self.rest[self.taken..self.taken + read]);
-        self.taken += read;
-        Ok(read)
     }
 }

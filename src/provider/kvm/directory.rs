@@ -11,8 +11,8 @@ use super::users::Domains;
 use super::volumes::NewVolume;
 use super::{Publisher, appeared, host};
 use crate::config::ProviderSettings;
-use crate::image::{Cache, DirectoryPool, ImageSource, Progress, check_unchanged};
-use crate::model::Fault;
+use crate::image::{Cache, DirectoryPool, ImageSource, Leftover, Progress, check_unchanged};
+use crate::model::{Fault, ImageKey};
 use crate::store::BaseRef;
 use crate::tasks;
 
@@ -71,6 +71,24 @@ impl Publisher for Directory {
             format: base.format(),
             virtual_size: base.virtual_size(),
         })
+    }
+
+    async fn evict(&self, key: &ImageKey) -> Result<u64, Fault> {
+        let bytes = self.cache().await?.evict(&self.settings.name, key).await?;
+        self.refresh().await;
+        Ok(bytes)
+    }
+
+    async fn prune(
+        &self,
+        offered: Vec<ImageSource>,
+        dry_run: bool,
+    ) -> Result<Vec<Leftover>, Fault> {
+        let pruned = self.cache().await?.prune(&self.settings.name, offered, dry_run).await?;
+        if !dry_run && !pruned.is_empty() {
+            self.refresh().await;
+        }
+        Ok(pruned)
     }
 
     async fn overlay(&self, base: &BaseRef, overlay: &str, size: u64) -> Result<(), Fault> {

@@ -25,8 +25,8 @@ use self::domain_xml::DomainXml;
 use self::volumes::NewVolume;
 use super::{AddressView, DomainView, Guest, Observed, Owned, Provider, Shape};
 use crate::config::{ProviderSettings, ProviderType};
-use crate::image::{ImageSource, Progress, Spool, overlay_file_name, seed_file_name};
-use crate::model::{Fault, FaultKind, Firmware};
+use crate::image::{ImageSource, Leftover, Progress, Spool, overlay_file_name, seed_file_name};
+use crate::model::{Fault, FaultKind, Firmware, ImageKey};
 use crate::store::BaseRef;
 
 /// Where consoles are logged on the guest's host: virtlogd writes there under every
@@ -44,6 +44,13 @@ trait Publisher: Send + Sync {
         progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault>;
+
+    /// Removes the base of image `key`, unless anything uses it.
+    async fn evict(&self, key: &ImageKey) -> Result<u64, Fault>;
+
+    /// Lists what nothing uses, and removes it unless `dry_run`.
+    async fn prune(&self, offered: Vec<ImageSource>, dry_run: bool)
+    -> Result<Vec<Leftover>, Fault>;
 
     /// Makes `overlay` over `base` so that it never exists over anything else.
     ///
@@ -112,6 +119,18 @@ impl Provider for Kvm {
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault> {
         self.publisher.ensure(source, progress, cancel).await
+    }
+
+    async fn evict_image(&self, key: &ImageKey) -> Result<u64, Fault> {
+        self.publisher.evict(key).await
+    }
+
+    async fn prune_images(
+        &self,
+        offered: Vec<ImageSource>,
+        dry_run: bool,
+    ) -> Result<Vec<Leftover>, Fault> {
+        self.publisher.prune(offered, dry_run).await
     }
 
     async fn observe(&self, guest: &Guest) -> Result<Observed, Fault> {

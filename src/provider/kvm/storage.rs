@@ -26,10 +26,10 @@ use super::volumes::{self, NewVolume};
 use super::{Publisher, appeared, host, users};
 use crate::config::ProviderSettings;
 use crate::image::{
-    self, Fetcher, ImageSource, MARKER_VOLUME_SIZE, Marker, MarkerState, Progress, Spool, Stage,
-    Verdict, Verified, marker_file_name,
+    self, Fetcher, ImageSource, Leftover, MARKER_VOLUME_SIZE, Marker, MarkerState, Progress, Spool,
+    Stage, Verdict, Verified, marker_file_name,
 };
-use crate::model::{Fault, FaultKind, Sha256Digest};
+use crate::model::{Fault, FaultKind, ImageKey, Sha256Digest};
 use crate::store::BaseRef;
 use crate::tasks;
 
@@ -117,6 +117,16 @@ impl Storage {
         .await
     }
 
+    /// The refusal of what is not done through the storage API yet.
+    fn by_hand(&self, what: &str) -> Fault {
+        let text = format!(
+            "provider entry {} is of type kvm2, for which proxyd can't {what} yet: when nothing \
+             uses it, delete the marker and then the base by `virsh vol-delete --pool {}`",
+            self.settings.name, self.settings.pool
+        );
+        Fault::new(FaultKind::InvalidArgument, text)
+    }
+
     /// Removes what a writer that died has left, the marker first.
     async fn sweep(&self, source: &ImageSource) -> Result<(), Fault> {
         let source = source.clone();
@@ -156,6 +166,14 @@ impl Publisher for Storage {
                 self.publish(source, progress, cancel).await
             }
         }
+    }
+
+    async fn evict(&self, key: &ImageKey) -> Result<u64, Fault> {
+        Err(self.by_hand(&format!("evict the image {key}")))
+    }
+
+    async fn prune(&self, _: Vec<ImageSource>, _: bool) -> Result<Vec<Leftover>, Fault> {
+        Err(self.by_hand("prune images"))
     }
 
     async fn overlay(&self, base: &BaseRef, overlay: &str, size: u64) -> Result<(), Fault> {

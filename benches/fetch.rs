@@ -1,0 +1,160 @@
+//! What the cache costs on top of a download: fetch, verification and publication of
+//! 1 GiB from this machine, against `curl` to disk with fsync, and against `curl`
+//! followed by `sha256sum`, all in the same run. Prints ratios. `make bench`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a benchmark may")]
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proxyd::image::{BaseUsers, Cache, DirectoryPool, DomainDisk, ImageSource, Progress};
+use proxyd::model::{
+    EntryName, Fault, ImageFormat, ImageKey, Pin, ResourceUrl, Sha256Digest, UrlOrigin,
+};
+use tokio_util::sync::CancellationToken;
+
+const SIZE: u64 = 1 << 30;
+const ROUNDS: usize = 5;
+/// Set for the process that fetches: URL, digest and pool.
+const VARIABLE: &str = "PROXYD_BENCH_FETCH";
+
+fn main() {
+    match std::env::var(VARIABLE) {
+        Ok(orders) => fetch(&orders),
+        Err(_) => compare(),
+    }
+}
+
+struct NoDomains;
+
+impl BaseUsers for NoDomains {
+    fn disks(&self) -> Result<Vec<DomainDisk>, Fault> {
+        Ok(Vec::new())
+    }
+}
+
+/// Fetches as the daemon does, and prints how much memory that took, in KiB.
+fn fetch(orders: &str) {
+    let [url, digest, pool] = orders.split('|').collect::<Vec<_>>().try_into().unwrap();
+    let source = ImageSource {
+        entry: EntryName::new("bench").unwrap(),
+        key: ImageKey::new("image").unwrap(),
+        url: ResourceUrl::parse(url, UrlOrigin::Api).unwrap(),
+        pin: Pin::Digest(digest.parse().unwrap()),
+        format: ImageFormat::Raw,
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let cache = Cache::new(DirectoryPool::open(Path::new(pool)).unwrap(), Arc::new(NoDomains));
+    let idle = memory("VmRSS");
+    let (progress, cancel) = (Progress::default(), CancellationToken::new());
+    runtime.block_on(cache.ensure(&source, &progress, &cancel)).unwrap();
+    println!("{}", memory("VmHWM") - idle);
+}
+
+fn memory(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// A file that the page cache holds, served as fast as the kernel can.
+fn serve(file: PathBuf) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/image.raw", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let file = file.clone();
+            std::thread::spawn(move || answer(stream, &file));
+        }
+    });
+    url
+}
+
+fn answer(mut stream: TcpStream, file: &Path) {
+    let mut request = [0; 4096];
+    let _ = stream.read(&mut request);
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {SIZE}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let _ = std::io::copy(&mut File::open(file).unwrap(), &mut stream);
+}
+
+/// Bytes that don't compress and are no known kind of image.
+fn generate(path: &Path) -> Sha256Digest {
+    let mut file = File::create(path).unwrap();
+    let mut random = vec![0; 1 << 20];
+    File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
+    random[..8].copy_from_slice(b"benchmrk");
+    for _ in 0..SIZE >> 20 {
+        random.rotate_left(4099);
+        file.write_all(&random).unwrap();
+    }
+    file.sync_all().unwrap();
+    let output = Command::new("sha256sum").arg(path).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let begun = Instant::now();
+    work();
+    begun.elapsed()
+}
+
+fn shell(command: &str) {
+    assert!(Command::new("sh").args(["-ec", command]).status().unwrap().success(), "{command}");
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort();
+    times[times.len() / 2].as_secs_f64()
+}
+
+fn compare() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let image = home.path().join("image");
+    eprintln!("preparing 1 GiB in {}", home.path().display());
+    let digest = generate(&image);
+    let url = serve(image);
+    let target = home.path().join("download");
+    let target = target.display();
+    let (mut plain, mut hashed, mut ours, mut memory) = (vec![], vec![], vec![], 0);
+    for round in 0..=ROUNDS {
+        let times = [
+            timed(|| shell(&format!("curl -fsS -o {target} {url}; sync {target}"))),
+            timed(|| {
+                shell(&format!(
+                    "curl -fsS -o {target} {url}; sha256sum {target} >/dev/null; sync {target}"
+                ));
+            }),
+            timed(|| memory = memory.max(fetch_apart(&url, digest, home.path()))),
+        ];
+        std::fs::remove_file(home.path().join("download")).unwrap();
+        // The first round warms up.
+        if round > 0 {
+            plain.push(times[0]);
+            hashed.push(times[1]);
+            ours.push(times[2]);
+        }
+    }
+    let (plain, hashed, ours) = (median(plain), median(hashed), median(ours));
+    println!("1 GiB over loopback, medians of {ROUNDS} rounds:");
+    println!("  curl + fsync               {plain:.2} s");
+    println!("  curl, sha256sum, fsync     {hashed:.2} s");
+    println!("  fetch, verify, publish     {ours:.2} s");
+    println!("  ratio to curl + fsync      {:.2}", ours / plain);
+    println!("  speed-up over curl + sum   {:.2}", hashed / ours);
+    println!("  memory above idle          {:.1} MiB", memory as f64 / 1024.0);
+}
+
+fn fetch_apart(url: &str, digest: Sha256Digest, home: &Path) -> u64 {
+    let pool = tempfile::tempdir_in(home).unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .env(VARIABLE, format!("{url}|{digest}|{}", pool.path().display()))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+}
