@@ -3,6 +3,7 @@
 //! followed by `sha256sum`, all in the same run. Prints ratios. `make bench`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a benchmark may")]
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +19,7 @@ use proxyd::model::{
 use tokio_util::sync::CancellationToken;
 
 const SIZE: u64 = 1 << 30;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 7;
 /// Set for the process that fetches: URL, digest and pool.
 const VARIABLE: &str = "PROXYD_BENCH_FETCH";
 
@@ -97,14 +98,9 @@ fn generate(path: &Path) -> Sha256Digest {
     String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
-fn timed(work: impl FnOnce()) -> Duration {
-    let begun = Instant::now();
-    work();
-    begun.elapsed()
-}
-
 fn shell(command: &str) {
-    assert!(Command::new("sh").args(["-ec", command]).status().unwrap().success(), "{command}");
+    let output = Command::new("sh").args(["-ec", command]).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn median(mut times: Vec<Duration>) -> f64 {
@@ -118,41 +114,53 @@ fn compare() {
     eprintln!("preparing 1 GiB in {}", home.path().display());
     let digest = generate(&image);
     let url = serve(image);
-    let target = home.path().join("download");
-    let target = target.display();
-    let (mut plain, mut hashed, mut ours, mut memory) = (vec![], vec![], vec![], 0);
-    for round in 0..=ROUNDS {
-        let times = [
-            timed(|| shell(&format!("curl -fsS -o {target} {url}; sync {target}"))),
-            timed(|| {
-                shell(&format!(
-                    "curl -fsS -o {target} {url}; sha256sum {target} >/dev/null; sync {target}"
-                ));
-            }),
-            timed(|| memory = memory.max(fetch_apart(&url, digest, home.path()))),
-        ];
-        std::fs::remove_file(home.path().join("download")).unwrap();
-        // The first round warms up.
-        if round > 0 {
-            plain.push(times[0]);
-            hashed.push(times[1]);
-            ours.push(times[2]);
-        }
-    }
-    let (plain, hashed, ours) = (median(plain), median(hashed), median(ours));
+    let (target, pool) = (home.path().join("download"), home.path().join("pool"));
+    let download = format!("curl -fsS -o {0} {url}; sync {0}", target.display());
+    let summed = format!("curl -fsS -o {0} {url}; sha256sum {0} >&2; sync {0}", target.display());
+    let memory = Cell::new(0);
+    let mut fetch = || memory.set(memory.get().max(fetch_apart(&url, digest, &pool)));
+    // Each begins with as much memory free, and as little left to write.
+    let settle = || {
+        let _ = std::fs::remove_file(&target);
+        let _ = std::fs::remove_dir_all(&pool);
+        std::fs::create_dir(&pool).unwrap();
+        shell("sync");
+    };
     println!("1 GiB over loopback, medians of {ROUNDS} rounds:");
-    println!("  curl + fsync               {plain:.2} s");
-    println!("  curl, sha256sum, fsync     {hashed:.2} s");
-    println!("  fetch, verify, publish     {ours:.2} s");
-    println!("  ratio to curl + fsync      {:.2}", ours / plain);
-    println!("  speed-up over curl + sum   {:.2}", hashed / ours);
-    println!("  memory above idle          {:.1} MiB", memory as f64 / 1024.0);
+    let (plain, ours) = in_turns(&settle, &mut || shell(&download), &mut fetch);
+    println!("  fetch, verify, publish       {ours:.2} s");
+    println!("  curl, fsync                  {plain:.2} s: ratio {:.2}", ours / plain);
+    let (summed, ours) = in_turns(&settle, &mut || shell(&summed), &mut fetch);
+    println!("  fetch, verify, publish       {ours:.2} s");
+    println!("  curl, sha256sum, fsync       {summed:.2} s: {:.2} times as long", summed / ours);
+    println!("  memory above idle            {:.1} MiB", memory.get() as f64 / 1024.0);
 }
 
-fn fetch_apart(url: &str, digest: Sha256Digest, home: &Path) -> u64 {
-    let pool = tempfile::tempdir_in(home).unwrap();
+/// The medians of two pieces of work, done in turns: now the one first, now the other.
+fn in_turns(settle: &dyn Fn(), one: &mut dyn FnMut(), other: &mut dyn FnMut()) -> (f64, f64) {
+    let mut timed = |work: &mut dyn FnMut()| {
+        settle();
+        let begun = Instant::now();
+        work();
+        begun.elapsed()
+    };
+    let (mut ones, mut others) = (vec![], vec![]);
+    for round in 0..=ROUNDS {
+        let first = (round % 2 == 1).then(|| timed(other));
+        let of_one = timed(one);
+        let of_other = first.unwrap_or_else(|| timed(other));
+        // The first round warms up.
+        if round > 0 {
+            ones.push(of_one);
+            others.push(of_other);
+        }
+    }
+    (median(ones), median(others))
+}
+
+fn fetch_apart(url: &str, digest: Sha256Digest, pool: &Path) -> u64 {
     let output = Command::new(std::env::current_exe().unwrap())
-        .env(VARIABLE, format!("{url}|{digest}|{}", pool.path().display()))
+        .env(VARIABLE, format!("{url}|{digest}|{}", pool.display()))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
