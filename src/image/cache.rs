@@ -14,7 +14,7 @@ use super::progress::{Progress, Stage};
 use super::prove::{self, Proof};
 use super::publish::{self, Debris};
 use super::{BaseUsers, ImageSource, Leftover, copy, evict, prune, verify};
-use crate::model::{EntryName, Fault, ImageFormat, ImageKey, Sha256Digest};
+use crate::model::{EntryName, Fault, ImageFormat, ImageKey, Pin, Sha256Digest};
 use crate::tasks;
 
 /// A base with a valid marker in hand.
@@ -188,7 +188,11 @@ impl Work<'_> {
             Finding::Ready(marker) => Ok(*marker),
             Finding::Outdated(marker) => self.note(*marker),
             Finding::Unproven(marker) => self.prove(marker).await,
-            Finding::Missing(debris) => self.fetch(debris).await,
+            Finding::Missing(debris) => self.fetch(&self.source, debris).await,
+            Finding::Lost(digest) => {
+                let held = ImageSource { pin: Pin::Digest(digest), ..self.source.clone() };
+                self.fetch(&held, None).await
+            }
         }
     }
 
@@ -202,29 +206,29 @@ impl Work<'_> {
         })
     }
 
-    async fn fetch(&self, debris: Debris) -> Result<Marker, Fault> {
-        let verified = match self.copy()? {
+    async fn fetch(&self, source: &ImageSource, debris: Debris) -> Result<Marker, Fault> {
+        let verified = match self.copy(source)? {
             Some(verified) => verified,
-            None => self.download().await?,
+            None => self.download(source).await?,
         };
         self.progress.enter(Stage::Publishing, 0);
         let (pool, users) = (&self.cache.pool, &*self.cache.users);
         // A few calls on the directory: short enough to be done here, with the lock
         // in hand.
         tokio::task::block_in_place(|| {
-            publish::publish(pool, &self.lock, &self.source, &verified, debris, users)
+            publish::publish(pool, &self.lock, source, &verified, debris, users)
         })
     }
 
-    fn copy(&self) -> Result<Option<Verified>, Fault> {
+    fn copy(&self, source: &ImageSource) -> Result<Option<Verified>, Fault> {
         tokio::task::block_in_place(|| {
-            copy::copy(&self.cache.pool, &self.source, self.progress, self.cancel)
+            copy::copy(&self.cache.pool, source, self.progress, self.cancel)
         })
     }
 
-    async fn download(&self) -> Result<Verified, Fault> {
+    async fn download(&self, source: &ImageSource) -> Result<Verified, Fault> {
         let fetcher = Fetcher::new(self.cache.limits.clone());
-        fetcher.download(&self.cache.pool, &self.source, self.progress, self.cancel).await
+        fetcher.download(&self.cache.pool, source, self.progress, self.cancel).await
     }
 
     /// Hashes a base that may not be trusted as it is. One that is what it should be
@@ -237,7 +241,7 @@ impl Work<'_> {
         })?;
         match proof {
             Proof::Good(marker) => Ok(*marker),
-            Proof::Debris(inode) => self.fetch(Some(inode)).await,
+            Proof::Debris(inode) => self.fetch(&self.source, Some(inode)).await,
         }
     }
 }

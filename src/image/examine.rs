@@ -18,6 +18,8 @@ pub(super) enum Finding {
     Unproven(Option<Box<Marker>>),
     /// It has to be fetched, in place of the debris if there is some.
     Missing(Debris),
+    /// It has to be fetched, and to be what it was: something backs onto its name.
+    Lost(Sha256Digest),
 }
 
 /// Looks at marker and base, and applies the rules in their order.
@@ -32,13 +34,13 @@ pub(super) fn examine(
         MarkerState::Valid(marker) => Some(rules::judge(&pool.path_of(&name), source, marker)?),
         _ => None,
     };
-    let Some(stat) = pool.regular(&name)? else { return Ok(Finding::Missing(None)) };
+    let who = || Ok::<_, Fault>(Usage::survey(pool, &users.disks()?)?.of(&name));
+    let Some(stat) = pool.regular(&name)? else { return missing(pool, source, &marker, &who()?) };
     let (MarkerState::Valid(marker), Some(verdict)) = (marker, verdict) else {
-        let used = !Usage::survey(pool, &users.disks()?)?.of(&name).is_empty();
-        return Ok(if used {
-            Finding::Unproven(None)
-        } else {
+        return Ok(if who()?.is_empty() {
             Finding::Missing(Some(stat.st_ino))
+        } else {
+            Finding::Unproven(None)
         });
     };
     let same_file = pool.is_identical(&name, &marker)?;
@@ -46,6 +48,31 @@ pub(super) fn examine(
         Verdict::Agrees if same_file => Finding::Ready(marker),
         Verdict::Moved if same_file => Finding::Outdated(marker),
         _ => Finding::Unproven(Some(marker)),
+    })
+}
+
+/// There is no base. What backs onto it all the same must not find other bytes there.
+fn missing(
+    pool: &DirectoryPool,
+    source: &ImageSource,
+    marker: &MarkerState,
+    users: &[String],
+) -> Result<Finding, Fault> {
+    if users.is_empty() {
+        return Ok(Finding::Missing(None));
+    }
+    let known = match marker {
+        MarkerState::Valid(marker) => Some(marker.sha256),
+        _ => source.pin.digest(),
+    };
+    known.map(Finding::Lost).ok_or_else(|| {
+        let text = format!(
+            "the base {} is missing, {} backs onto it, and nothing tells that the server has the \
+             same one still: restore the file, give its sha256, or delete what uses it",
+            pool.path_of(&source.base_name()).display(),
+            users.join(", ")
+        );
+        Fault::new(FaultKind::BaseChanged, text)
     })
 }
 

@@ -159,8 +159,8 @@ fn check_digest(
 ) -> Result<(), Fault> {
     let Some(wanted) = wanted.filter(|wanted| *wanted != found) else { return Ok(()) };
     let text = format!(
-        "{url} has the sha256 {found}, and {wanted} is configured: correct sha256, or find out \
-         who changed the image"
+        "{url} has the sha256 {found}, and {wanted} is expected: correct sha256, or find out who \
+         changed the image"
     );
     Err(Fault::new(FaultKind::DigestMismatch, text))
 }

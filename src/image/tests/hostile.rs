@@ -457,7 +457,7 @@ fn a_listed_digest_is_found_by_the_file_name() {
     Orders::new(home.path(), image("/gone").ensure()).run().done();
     assert_eq!(server.requests(), before);
     let rows = [
-        ("/wrong", "DigestMismatch", "is configured"),
+        ("/wrong", "DigestMismatch", "is expected"),
         ("/empty", "FetchFailed", "no sha256 for \"x.qcow2\""),
         ("/gone", "FetchFailed", "404"),
     ];

@@ -257,3 +257,46 @@ async fn a_local_file_and_a_raw_image() {
     let fault = check_unchanged(&pool.fence().unwrap(), base.name(), other).unwrap_err();
     assert_eq!(fault.kind, FaultKind::BaseChanged);
 }
+
+/// A base that was deleted under an overlay comes back as it was, or not at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_base_that_is_lost_is_replaced_by_the_same_bytes_only() {
+    for (with_marker, pinned) in [(true, false), (false, true), (false, false)] {
+        let (home, server) = (home(), Server::of(&image()));
+        let mut source = source(&server.url);
+        ensure(&home, &source).await.unwrap();
+        std::fs::write(home.path().join("theirs"), overlay(BASE)).unwrap();
+        std::fs::remove_file(home.path().join(BASE)).unwrap();
+        if !with_marker {
+            std::fs::remove_file(home.path().join(MARKER)).unwrap();
+        }
+        if pinned {
+            source.pin = Pin::Digest(Sha256Digest::of(&image()));
+        }
+        let outcome = ensure(&home, &source).await;
+        if with_marker || pinned {
+            assert_eq!(outcome.unwrap().digest(), Sha256Digest::of(&image()));
+        } else {
+            let fault = outcome.unwrap_err();
+            assert_eq!(fault.kind, FaultKind::BaseChanged);
+            assert!(
+                fault.message.contains("theirs") && fault.message.contains("missing"),
+                "{fault}"
+            );
+            assert_eq!(server.requests(), 1);
+        }
+    }
+    // What the server has by now is something else.
+    let (home, server) = (
+        home(),
+        Server::with(|mut at| {
+            at.respond("200 OK", "", &numbered(u8::try_from(at.number).unwrap(), 300_000));
+        }),
+    );
+    ensure(&home, &source(&server.url)).await.unwrap();
+    std::fs::write(home.path().join("theirs"), overlay(BASE)).unwrap();
+    std::fs::remove_file(home.path().join(BASE)).unwrap();
+    let fault = ensure(&home, &source(&server.url)).await.unwrap_err();
+    assert_eq!(fault.kind, FaultKind::DigestMismatch);
+    assert!(!home.path().join(BASE).exists());
+}
