@@ -4,6 +4,7 @@ use super::marker::{Marker, MarkerState};
 use super::pool::{DirectoryPool, PoolFence, Usage};
 use super::publish::Debris;
 use super::rules::{self, Verdict};
+use super::steps::{self, Step};
 use super::{BaseUsers, ImageSource};
 use crate::model::{Fault, FaultKind, Sha256Digest};
 
@@ -104,6 +105,7 @@ pub fn check_unchanged(
         return changed(&format!("its marker has {}", marker.sha256));
     }
     if pool.is_identical(name, &marker)? {
+        steps::passed(Step::Unchanged);
         return Ok(());
     }
     changed("size, inode or time of the file are not those in its marker")

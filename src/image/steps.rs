@@ -31,6 +31,8 @@ pub(super) enum Step {
     OldMarkerRemoved,
     /// A base without a marker was removed.
     DebrisRemoved,
+    /// A base was found to be what an overlay is to be made over.
+    Unchanged,
     /// The base has its name.
     Linked,
     /// And durably so.
@@ -56,7 +58,7 @@ pub(super) enum Step {
 #[cfg(test)]
 impl Step {
     /// All of them.
-    pub(super) const ALL: [Self; 23] = [
+    pub(super) const ALL: [Self; 24] = [
         Self::LockBusy,
         Self::Locked,
         Self::Fetching,
@@ -70,6 +72,7 @@ impl Step {
         Self::Fenced,
         Self::OldMarkerRemoved,
         Self::DebrisRemoved,
+        Self::Unchanged,
         Self::Linked,
         Self::LinkDurable,
         Self::MarkerLinked,

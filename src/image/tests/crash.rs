@@ -71,7 +71,7 @@ const PUBLICATION: [Step; 12] = [
     Step::MarkerLinked,
 ];
 
-const SCENES: [Scene; 7] = [
+const SCENES: [Scene; 8] = [
     Scene {
         name: "nothing is there",
         prepare: |_, _| {},
@@ -130,6 +130,20 @@ const SCENES: [Scene; 7] = [
         work: |url| Image::at(&format!("{url}?mirror")).pinned(&new()).ensure(),
         steps: &[Step::Copied, Step::Verified, Step::Durable, Step::Linked, Step::MarkerLinked],
         after: is_new,
+    },
+    Scene {
+        name: "an overlay is made",
+        prepare: fetched,
+        work: |_| Work::Overlay {
+            name: "theirs".into(),
+            base: BASE.into(),
+            digest: Sha256Digest::of(&new()),
+        },
+        steps: &[Step::Fenced, Step::Unchanged],
+        after: |home, finished| {
+            is_new(home, finished);
+            assert!(home.join("theirs").exists());
+        },
     },
     Scene {
         name: "it is evicted",
