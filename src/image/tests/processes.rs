@@ -161,6 +161,26 @@ fn who_stops_with_the_fence_is_named() {
     waiting.finish().done();
 }
 
+/// A base that can't get its marker is taken back.
+#[test]
+fn a_marker_that_can_not_be_linked_takes_its_base_back() {
+    let (home, server) = (home(), Server::of(&body()));
+    let mut process = Orders::new(home.path(), Image::at(&server.url).ensure()).asking().spawn();
+    while let Some(said) = process.next() {
+        match said {
+            Said::At(Step::LinkDurable) => {
+                std::fs::create_dir(home.path().join(MARKER)).unwrap();
+            }
+            Said::Outcome(outcome) => {
+                assert!(format!("{outcome:?}").contains("ForeignFile"), "{outcome:?}");
+            }
+            _ => {}
+        }
+        process.tell("");
+    }
+    assert_eq!(listing(home.path()), [MARKER, LOCK]);
+}
+
 /// Whenever a file of somebody else's appears at the base's name, it is not clobbered.
 #[test]
 fn a_foreign_file_that_appears_meanwhile_stays() {
