@@ -41,6 +41,19 @@ fn what_nothing_uses_goes_and_comes_again() {
     assert_eq!(server.requests(), 2);
 }
 
+/// `a-b`+`c` and `a`+`b-c` have one name: the marker tells whose it is.
+#[test]
+fn the_base_of_another_pair_is_not_evicted() {
+    let (home, _server) = filled();
+    let before = listing(home.path());
+    let finished = run(&home, Work::Evict { entry: "a".into(), key: "b-c".into() });
+    assert_eq!((finished.fault().0, finished.is_permanent()), ("ForeignFile", true));
+    assert!(finished.fault().1.contains("\"a-b\""), "{finished:?}");
+    let theirs = Work::Prune { entry: "a".into(), offered: Vec::new(), dry_run: false };
+    assert_eq!(run(&home, theirs).done(), "");
+    assert_eq!(listing(home.path()), before);
+}
+
 #[test]
 fn what_is_used_stays_and_its_users_are_named() {
     let (home, _server) = filled();

@@ -410,10 +410,17 @@ fn compressed_data_that_is_broken_or_a_bomb_is_refused() {
         }
         let bomb = packed(tool, &vec![0; 60 << 20]);
         let short = whole[..whole.len() - 100].to_vec();
-        for (name, bytes) in [("cut", &short), ("flipped", &flipped), ("bomb", &bomb)] {
+        let rows = [
+            ("cut", &short, "no whole"),
+            ("flipped", &flipped, "no whole"),
+            ("bomb", &bomb, "times its size"),
+        ];
+        for (name, bytes, words) in rows {
             let server = Server::of(bytes);
             let (home, finished) = fetch(Image::at(&server.at(path)));
-            assert_eq!(finished.fault().0, "ImageRejected", "{path} {name}");
+            let (kind, message) = finished.fault();
+            assert_eq!(kind, "ImageRejected", "{path} {name}: {message}");
+            assert!(message.contains(words), "{path} {name}: {message}");
             is_clean(&home);
         }
         // When a digest is configured, it is what tells first.
