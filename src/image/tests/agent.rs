@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, raise};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -382,10 +382,11 @@ pub fn passed(step: Step) {
 }
 
 fn act(action: &Action) {
-    let this = Pid::this();
     match action {
-        Action::Kill => kill(this, Signal::SIGKILL).unwrap(),
-        Action::Stop => kill(this, Signal::SIGSTOP).unwrap(),
+        Action::Kill => kill(Pid::this(), Signal::SIGKILL).unwrap(),
+        // To this very thread: one sent to the process may reach another one first,
+        // and this would go on for a while.
+        Action::Stop => raise(Signal::SIGSTOP).unwrap(),
         Action::Fill(path) => fill(path),
     }
 }
