@@ -138,7 +138,7 @@ fn compare() {
 
 /// The medians of two pieces of work, done in turns: now the one first, now the other.
 fn in_turns(settle: &dyn Fn(), one: &mut dyn FnMut(), other: &mut dyn FnMut()) -> (f64, f64) {
-    let mut timed = |work: &mut dyn FnMut()| {
+    let timed = |work: &mut dyn FnMut()| {
         settle();
         let begun = Instant::now();
         work();

@@ -103,7 +103,7 @@ impl Cache {
         if let Finding::Ready(marker) = self.examine(source).await? {
             return Ok(self.base(source, *marker, false));
         }
-        let source = Fetcher::new(self.limits.clone()).resolve(source, cancel).await?;
+        let source = Fetcher::new(self.limits.clone()).resolve(source, progress, cancel).await?;
         let work = Work { cache: self, source, lock, progress, cancel };
         let marker = work.run().await?;
         Ok(self.base(&work.source, marker, true))

@@ -2,14 +2,16 @@
 //! safe, and begin anew when it isn't.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use reqwest::Client;
 use tokio::io::AsyncReadExt as _;
 
 use super::decode::Compression;
 use super::http::{self, Answer, Broken, Resume, failed};
-use super::sink::{Sink, Written};
+use super::output::Written;
+use super::retry::Retry;
+use super::sink::Sink;
 use crate::image::ImageSource;
 use crate::image::hash::CHUNK;
 use crate::image::limits::Limits;
@@ -52,35 +54,19 @@ impl Download<'_> {
         }
         let client = http::client(&self.source.url, self.limits)?;
         let mut flow = None;
-        let (mut failures, mut offset) = (0, 0);
+        let (mut retry, mut offset) = (Retry::new(self.limits), 0);
         loop {
-            let (fault, asked) = match self.attempt(&client, &mut flow).await {
+            let broken = match self.attempt(&client, &mut flow).await {
                 Ok(arrived) => return Ok(arrived),
-                Err(Broken::Final(fault)) => return Err(fault),
-                Err(Broken::Again(fault, asked)) => (fault, asked),
-                Err(Broken::Anew(fault)) => (fault, None),
+                Err(broken) => broken,
             };
             let reached = flow.as_ref().map_or(0, |flow: &Flow| flow.offset);
-            failures = if reached >= offset + GAIN { 1 } else { failures + 1 };
-            offset = offset.max(reached);
-            if failures >= self.limits.attempts {
-                return Err(fault);
+            if reached >= offset + GAIN {
+                retry.gained();
             }
-            self.rest(&fault, failures, asked).await;
+            offset = offset.max(reached);
+            retry.wait(broken, self.progress).await?;
         }
-    }
-
-    /// Waits before another attempt.
-    async fn rest(&self, fault: &Fault, failures: u32, asked: Option<Duration>) {
-        let delay = self.limits.delay(failures, rand::random());
-        let delay = asked.map_or(delay, |asked| asked.clamp(delay, self.limits.last_delay));
-        let seconds = delay.as_secs_f64();
-        let most = self.limits.attempts;
-        tracing::warn!(
-            "{fault}; trying again in {seconds:.1} s (attempt {failures} of {most} failed)"
-        );
-        self.progress.enter(Stage::Delayed(fault.message.clone()), 0);
-        tokio::time::sleep(delay).await;
     }
 
     /// One request and what comes of it; `flow` keeps what can be gone on with.

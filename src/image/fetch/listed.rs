@@ -4,7 +4,9 @@
 use percent_encoding::percent_decode_str;
 
 use super::http::{self, Broken, failed};
+use super::retry::Retry;
 use crate::image::limits::Limits;
+use crate::image::progress::Progress;
 use crate::model::{Fault, ResourceUrl, Sha256Digest};
 
 /// A longer list is none.
@@ -18,34 +20,27 @@ pub(super) async fn digest(
     list: &ResourceUrl,
     image: &ResourceUrl,
     limits: &Limits,
+    progress: &Progress,
 ) -> Result<Sha256Digest, Fault> {
-    let text = read(list, limits).await?;
+    let text = read(list, limits, progress).await?;
     let name = file_name(image);
     find(&text, &name)
         .map_err(|why| failed(list, &format!("{why} {name:?}, so its digest is unknown")))
 }
 
-async fn read(list: &ResourceUrl, limits: &Limits) -> Result<String, Fault> {
+async fn read(list: &ResourceUrl, limits: &Limits, progress: &Progress) -> Result<String, Fault> {
     if list.expose().scheme() == "file" {
         let unreadable = |error: &dyn std::fmt::Display| failed(list, &error.to_string());
         let path = list.expose().to_file_path().map_err(|()| unreadable(&"it is no path"))?;
         return tokio::fs::read_to_string(path).await.map_err(|error| unreadable(&error));
     }
     let client = http::client(list, limits)?;
-    let mut failures = 0;
+    let mut retry = Retry::new(limits);
     loop {
-        let (fault, asked) = match get(&client, list).await {
+        match get(&client, list).await {
             Ok(text) => return Ok(text),
-            Err(Broken::Final(fault) | Broken::Anew(fault)) => return Err(fault),
-            Err(Broken::Again(fault, asked)) => (fault, asked),
-        };
-        failures += 1;
-        if failures >= limits.attempts {
-            return Err(fault);
+            Err(broken) => retry.wait(broken, progress).await?,
         }
-        let delay = limits.delay(failures, rand::random());
-        tracing::warn!("{fault}; trying again");
-        tokio::time::sleep(asked.unwrap_or(delay).clamp(delay, limits.last_delay)).await;
     }
 }
 

@@ -8,6 +8,7 @@ mod hashing;
 mod http;
 mod listed;
 mod output;
+mod retry;
 mod sink;
 mod unpack;
 
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use self::download::{Arrived, Download};
-pub(super) use self::sink::Written;
+pub(super) use self::output::Written;
 use super::limits::Limits;
 use super::marker::{Digests, Marker, Validators};
 use super::pool::{DirectoryPool, canceled};
@@ -88,12 +89,13 @@ impl Fetcher {
     pub async fn resolve(
         &self,
         source: &ImageSource,
+        progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<ImageSource, Fault> {
         let Pin::Listed(list) = &source.pin else { return Ok(source.clone()) };
         let digest = tokio::select! {
             () = cancel.cancelled() => return Err(canceled()),
-            digest = listed::digest(list, &source.url, &self.limits) => digest?,
+            digest = listed::digest(list, &source.url, &self.limits, progress) => digest?,
         };
         Ok(ImageSource { pin: Pin::Digest(digest), ..source.clone() })
     }
@@ -110,7 +112,7 @@ impl Fetcher {
         progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<Verified, Fault> {
-        let source = self.resolve(source, cancel).await?;
+        let source = self.resolve(source, progress, cancel).await?;
         steps::passed(Step::Fetching);
         let download = Download { pool, source: &source, limits: &self.limits, progress };
         let arrived = tokio::select! {

@@ -8,12 +8,23 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::image::limits::Limits;
+use crate::image::marker::Digests;
 use crate::image::pool::DirectoryPool;
 use crate::image::steps::{self, Step};
 use crate::model::{Fault, FaultKind};
 
 /// How much is written between two flushes.
 const PORTION: u64 = 32 << 20;
+
+/// An image that arrived whole.
+pub(in crate::image) struct Written {
+    pub(in crate::image) file: File,
+    /// In the file.
+    pub(in crate::image) size: u64,
+    pub(in crate::image) digests: Digests,
+    /// Why the compressed data could not be unpacked to its end.
+    pub(in crate::image) flaw: Option<String>,
+}
 
 pub(super) struct Output {
     pool: Arc<DirectoryPool>,

@@ -1,7 +1,6 @@
 //! The one pass over an image: what arrives is written and hashed side by side, into a
 //! file that nobody can see.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,7 +9,7 @@ use tokio::task::{JoinHandle, block_in_place};
 
 use super::decode::Compression;
 use super::hashing::Hashing;
-use super::output::Output;
+use super::output::{Output, Written};
 use super::unpack::{self, Piece};
 use crate::image::limits::Limits;
 use crate::image::marker::Digests;
@@ -19,16 +18,6 @@ use crate::model::{Fault, FaultKind};
 
 /// Pieces in memory between the network and a decoder.
 const PIECES: usize = 8;
-
-/// An image that arrived whole.
-pub(in crate::image) struct Written {
-    pub(in crate::image) file: File,
-    /// In the file.
-    pub(in crate::image) size: u64,
-    pub(in crate::image) digests: Digests,
-    /// Why the compressed data could not be unpacked to its end.
-    pub(in crate::image) flaw: Option<String>,
-}
 
 /// Where a download goes.
 pub(super) enum Sink {

@@ -10,8 +10,7 @@ use tokio::sync::mpsc;
 
 use super::decode::Compression;
 use super::hashing::Hashing;
-use super::output::Output;
-use super::sink::Written;
+use super::output::{Output, Written};
 use crate::image::hash::CHUNK;
 use crate::image::limits::Limits;
 use crate::image::marker::Digests;

@@ -153,7 +153,7 @@ impl Publisher for Storage {
             return Ok(base);
         }
         let mut sightings = self.publishing.lock().await;
-        let source = &Fetcher::default().resolve(source, cancel).await?;
+        let source = &Fetcher::default().resolve(source, progress, cancel).await?;
         match self.examine(source).await? {
             Finding::Ready(base) => Ok(base),
             Finding::Unproven(base, wanted) => self.prove(base, wanted, progress, cancel).await,
