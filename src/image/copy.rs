@@ -13,7 +13,7 @@ use super::pool::{DirectoryPool, canceled};
 use super::progress::{Progress, Stage};
 use super::steps::{self, Step};
 use super::{ImageSource, hash};
-use crate::model::{Fault, Sha256Digest};
+use crate::model::{Fault, FaultKind, Sha256Digest};
 
 /// How much is copied between two looks at whether it is to go on.
 const PORTION: usize = 64 << 20;
@@ -31,7 +31,9 @@ pub(super) fn copy(
         let Some(marker) = twin(pool, source, wanted, &name)? else { continue };
         match attempt(pool, source, &name, &marker, progress, cancel) {
             Ok(verified) => return Ok(Some(verified)),
-            Err(fault) if cancel.is_cancelled() => return Err(fault),
+            Err(fault) if cancel.is_cancelled() || fault.kind == FaultKind::NoSpace => {
+                return Err(fault);
+            }
             Err(fault) => tracing::warn!("{name} can't be copied, so it is downloaded: {fault}"),
         }
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use super::BaseUsers;
 use super::fetch::Verified;
-use super::marker::Marker;
+use super::marker::{Marker, MarkerState};
 use super::name::{marker_file_name, staged_file_name};
 use super::pool::{self, DirectoryPool, ImageLock, PoolFence, Usage};
 use super::steps::{self, Step};
@@ -36,8 +36,19 @@ pub(super) fn publish(
     steps::passed(Step::MarkerDurable);
     let disks = if debris.is_some() { users.disks()? } else { Vec::new() };
     let fence = pool.fence()?;
-    clear(&fence, &name, debris, &disks)?;
-    link(&fence, &name, verified.file(), &marker_file)?;
+    let old = clear(&fence, &name, debris, &disks)?;
+    fence.link(verified.file(), &name)?;
+    steps::passed(Step::Linked);
+    let marked = mark(&fence, &name, old, &marker, &marker_file);
+    if marked.is_err() {
+        // On a disk that is full, say. Nobody can have used it: the fence is ours.
+        if let Err(fault) = fence.withdraw(verified.file(), &name) {
+            tracing::warn!("{fault}; it has no marker, and will be removed at the next attempt");
+        }
+    }
+    marked?;
+    fence.sync()?;
+    steps::passed(Step::Published);
     Ok(marker)
 }
 
@@ -54,35 +65,40 @@ fn identified(
     Ok(marker)
 }
 
-/// Names base and marker, in that order, or neither.
-fn link(fence: &PoolFence<'_>, name: &str, base: &File, marker: &File) -> Result<(), Fault> {
-    fence.link(base, name)?;
-    steps::passed(Step::Linked);
-    let linked = fence.sync().and_then(|()| {
-        steps::passed(Step::LinkDurable);
-        fence.link(marker, &marker_file_name(name))
-    });
-    if linked.is_err() {
-        // On a disk that is full, say. Nobody can have used it: the fence is ours.
-        if let Err(fault) = fence.withdraw(base, name) {
-            tracing::warn!("{fault}; it has no marker, and will be removed at the next attempt");
-        }
-    }
-    linked?;
-    steps::passed(Step::MarkerLinked);
+/// Gives the base that has just got its name its marker.
+fn mark(
+    fence: &PoolFence<'_>,
+    name: &str,
+    old: OldMarker,
+    marker: &Marker,
+    marker_file: &File,
+) -> Result<(), Fault> {
     fence.sync()?;
-    steps::passed(Step::Published);
+    steps::passed(Step::LinkDurable);
+    if old == OldMarker::Kept {
+        return fence.replace_marker(name, marker);
+    }
+    fence.link(marker_file, &marker_file_name(name))?;
+    steps::passed(Step::MarkerLinked);
     Ok(())
 }
 
-/// Removes an old marker and the debris, in that order: a marker never vouches for
-/// what comes after.
+/// What became of the marker that was there.
+#[derive(PartialEq, Eq)]
+enum OldMarker {
+    Gone,
+    Kept,
+}
+
+/// Removes the debris, and before that its marker: that never vouches for what comes
+/// after. The valid marker of a base that is lost stays, since nothing else tells what
+/// its overlays were made over; it doesn't fit the new file and has it hashed.
 fn clear(
     fence: &PoolFence<'_>,
     name: &str,
     debris: Debris,
     disks: &[DomainDisk],
-) -> Result<(), Fault> {
+) -> Result<OldMarker, Fault> {
     let pool = fence.pool();
     let found = pool.stat(name)?.map(|stat| stat.st_ino);
     if found != debris {
@@ -95,6 +111,9 @@ fn clear(
         }
     }
     fence.unlink(&staged_file_name(name))?;
+    if debris.is_none() && matches!(pool.marker(name)?, MarkerState::Valid(_)) {
+        return Ok(OldMarker::Kept);
+    }
     fence.unlink(&marker_file_name(name))?;
     fence.sync()?;
     steps::passed(Step::OldMarkerRemoved);
@@ -104,7 +123,7 @@ fn clear(
         fence.unlink(name)?;
         steps::passed(Step::DebrisRemoved);
     }
-    Ok(())
+    Ok(OldMarker::Gone)
 }
 
 /// The fault of a base that is not what it should be, and can't be replaced.

@@ -106,6 +106,12 @@ impl Output {
         Ok((file, size))
     }
 
+    /// Gives it up, and waits until nothing holds it any more.
+    pub(super) fn discard(self) {
+        drop(self.flush);
+        let _ = self.flusher.join();
+    }
+
     fn failed(&self, error: io::Error) -> Fault {
         self.pool.failed("written", &self.name, error)
     }

@@ -89,7 +89,10 @@ impl Sink {
     /// Nothing more is to come; why it was not taken.
     pub(super) async fn ended(self) -> Fault {
         let fault = match self {
-            Self::Plain(plain) => plain.fault,
+            Self::Plain(Plain { output, fault, .. }) => {
+                block_in_place(|| output.discard());
+                fault
+            }
             Self::Packed(packed) => packed.ended().await.err(),
         };
         fault.unwrap_or_else(given_up)

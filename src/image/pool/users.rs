@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::DirectoryPool;
 use crate::image::DomainDisk;
 use crate::image::inspect::backing_file;
@@ -83,18 +85,19 @@ impl<'a> Usage<'a> {
 impl Chain {
     fn follow(user: String, file: &Path) -> Result<Self, Fault> {
         let mut chain = Self { user, files: Vec::new(), unknown: None };
-        let mut file = file.to_owned();
-        while let Some(backing) = backing_of(&file)? {
-            let Some(next) = resolve(&file, &backing) else {
+        let mut ahead = vec![file.to_owned()];
+        while let Some(file) = ahead.pop() {
+            let Some(backing) = backing_of(&file)? else { continue };
+            let next = resolve(&file, &backing);
+            if next.is_empty() {
                 chain.unknown = Some(Unknown::Reference(backing));
-                break;
-            };
-            if chain.files.len() == MAX_CHAIN {
+            }
+            if chain.files.len() + next.len() > MAX_CHAIN {
                 chain.unknown = Some(Unknown::TooLong);
                 break;
             }
-            chain.files.push(next.clone());
-            file = next;
+            chain.files.extend(next.iter().cloned());
+            ahead.extend(next);
         }
         Ok(chain)
     }
@@ -130,15 +133,29 @@ fn backing_of(file: &Path) -> Result<Option<String>, Fault> {
     }
 }
 
-/// The file that `backing`, in the header of `file`, names; nothing when it is no
-/// plain file name.
-fn resolve(file: &Path, backing: &str) -> Option<PathBuf> {
-    let plain = backing.strip_prefix("file:").unwrap_or(backing);
-    if plain.starts_with("json:") || plain.split('/').next().is_some_and(|head| head.contains(':'))
-    {
-        return None;
+/// The files that `backing`, in the header of `file`, names; none when it is neither a
+/// file name nor JSON with file names in it.
+fn resolve(file: &Path, backing: &str) -> Vec<PathBuf> {
+    let directory = file.parent().unwrap_or(Path::new("/"));
+    if let Some(json) = backing.strip_prefix("json:") {
+        let parsed = serde_json::from_str(json).unwrap_or(Value::Null);
+        return texts(&parsed).iter().map(|text| directory.join(text)).collect();
     }
-    Some(file.parent()?.join(plain))
+    let plain = backing.strip_prefix("file:").unwrap_or(backing);
+    if plain.split('/').next().is_some_and(|head| head.contains(':')) {
+        return Vec::new();
+    }
+    vec![directory.join(plain)]
+}
+
+/// Every text in `value`: which of them are file names depends on drivers.
+fn texts(value: &Value) -> Vec<&str> {
+    match value {
+        Value::String(text) => vec![text],
+        Value::Array(values) => values.iter().flat_map(texts).collect(),
+        Value::Object(members) => members.values().flat_map(texts).collect(),
+        _ => Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +185,8 @@ mod tests {
             ("relative", overlay(BASE)),
             ("dotted", overlay("./base.qcow2")),
             ("prefixed", overlay("file:base.qcow2")),
-            ("json", overlay("json:{\"file.filename\":\"/else/base.qcow2\"}")),
+            ("json", overlay("json:{\"driver\":\"qcow2\",\"file\":{\"filename\":\"link\"}}")),
+            ("torn", overlay("json:{\"file.filename\":\"base.qcow2")),
             ("nbd", overlay("nbd://h/x")),
             ("other", overlay("other.qcow2")),
             ("text", b"QFI".to_vec()),
@@ -177,7 +195,7 @@ mod tests {
         std::fs::write(home.path().join("absolute"), absolute).unwrap();
         std::os::unix::fs::symlink(BASE, home.path().join("link")).unwrap();
         std::fs::write(home.path().join("linked"), overlay("link")).unwrap();
-        let expected = ["absolute", "dotted", "json", "linked", "prefixed", "relative"];
+        let expected = ["absolute", "dotted", "json", "linked", "prefixed", "relative", "torn"];
         assert_eq!(users(&home, &[]), expected);
     }
 

@@ -71,7 +71,7 @@ const PUBLICATION: [Step; 12] = [
     Step::MarkerLinked,
 ];
 
-const SCENES: [Scene; 8] = [
+const SCENES: [Scene; 9] = [
     Scene {
         name: "nothing is there",
         prepare: |_, _| {},
@@ -129,6 +129,24 @@ const SCENES: [Scene; 8] = [
         },
         work: |url| Image::at(&format!("{url}?mirror")).pinned(&new()).ensure(),
         steps: &[Step::Copied, Step::Verified, Step::Durable, Step::Linked, Step::MarkerLinked],
+        after: is_new,
+    },
+    Scene {
+        name: "the base is lost under an overlay",
+        prepare: |home, url| {
+            fetched(home, url);
+            std::fs::write(home.join("theirs"), overlay(BASE)).unwrap();
+            std::fs::remove_file(home.join(BASE)).unwrap();
+        },
+        work: |url| Image::at(url).ensure(),
+        steps: &[
+            Step::Fetching,
+            Step::Fenced,
+            Step::Linked,
+            Step::LinkDurable,
+            Step::MarkerStaged,
+            Step::MarkerReplaced,
+        ],
         after: is_new,
     },
     Scene {
