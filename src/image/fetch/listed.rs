@@ -133,6 +133,13 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read(text in "([0-9a-f]{60,64}|SHA256 \\(|\\) = | |\\*|/|é|\n|a.qcow2){0,20}") {
+            let _ = find(&text, "a.qcow2");
+        }
+    }
+
     #[test]
     fn the_file_name_is_the_last_part_of_the_path() {
         let of =

@@ -7,6 +7,7 @@ mod eviction;
 mod hostile;
 mod interleave;
 mod processes;
+mod properties;
 mod rules;
 mod server;
 mod untrusted;
