@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a benchmark may")]
 
 use std::cell::Cell;
+use std::fmt;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +20,7 @@ use proxyd::model::{
 use tokio_util::sync::CancellationToken;
 
 const SIZE: u64 = 1 << 30;
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 9;
 /// Set for the process that fetches: URL, digest and pool.
 const VARIABLE: &str = "PROXYD_BENCH_FETCH";
 
@@ -103,9 +104,27 @@ fn shell(command: &str) {
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
-    times.sort();
-    times[times.len() / 2].as_secs_f64()
+/// The fastest, the median and the slowest of several runs, in seconds.
+struct Times([f64; 3]);
+
+impl Times {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort();
+        Self([0, times.len() / 2, times.len() - 1].map(|index| times[index].as_secs_f64()))
+    }
+
+    /// How many times as long as `other` this took: by the medians, and by the fastest.
+    fn ratio(&self, other: &Self) -> String {
+        let [fastest, median, _] = self.0;
+        format!("{:.2} (fastest {:.2})", median / other.0[1], fastest / other.0[0])
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [fastest, median, slowest] = self.0;
+        write!(f, "{median:.2} s ({fastest:.2}–{slowest:.2})")
+    }
 }
 
 fn compare() {
@@ -126,18 +145,20 @@ fn compare() {
         std::fs::create_dir(&pool).unwrap();
         shell("sync");
     };
-    println!("1 GiB over loopback, medians of {ROUNDS} rounds:");
+    println!("1 GiB over loopback, medians of {ROUNDS} rounds (fastest–slowest):");
     let (plain, ours) = in_turns(&settle, &mut || shell(&download), &mut fetch);
-    println!("  fetch, verify, publish       {ours:.2} s");
-    println!("  curl, fsync                  {plain:.2} s: ratio {:.2}", ours / plain);
+    println!("  fetch, verify, publish   {ours}");
+    println!("  curl, fsync              {plain}");
+    println!("    the first takes        {} times the second", ours.ratio(&plain));
     let (summed, ours) = in_turns(&settle, &mut || shell(&summed), &mut fetch);
-    println!("  fetch, verify, publish       {ours:.2} s");
-    println!("  curl, sha256sum, fsync       {summed:.2} s: {:.2} times as long", summed / ours);
-    println!("  memory above idle            {:.1} MiB", memory.get() as f64 / 1024.0);
+    println!("  fetch, verify, publish   {ours}");
+    println!("  curl, sha256sum, fsync   {summed}");
+    println!("    the second takes       {} times the first", summed.ratio(&ours));
+    println!("  memory above idle        {:.1} MiB", memory.get() as f64 / 1024.0);
 }
 
-/// The medians of two pieces of work, done in turns: now the one first, now the other.
-fn in_turns(settle: &dyn Fn(), one: &mut dyn FnMut(), other: &mut dyn FnMut()) -> (f64, f64) {
+/// How long two pieces of work take, done in turns: now the one first, now the other.
+fn in_turns(settle: &dyn Fn(), one: &mut dyn FnMut(), other: &mut dyn FnMut()) -> (Times, Times) {
     let timed = |work: &mut dyn FnMut()| {
         settle();
         let begun = Instant::now();
@@ -155,7 +176,7 @@ fn in_turns(settle: &dyn Fn(), one: &mut dyn FnMut(), other: &mut dyn FnMut()) -
             others.push(of_other);
         }
     }
-    (median(ones), median(others))
+    (Times::of(ones), Times::of(others))
 }
 
 fn fetch_apart(url: &str, digest: Sha256Digest, pool: &Path) -> u64 {
