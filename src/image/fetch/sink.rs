@@ -21,9 +21,9 @@ const PIECES: usize = 8;
 
 /// Where a download goes.
 pub(super) enum Sink {
-    /// It is written as it is, by whoever receives it, while it is in the processor's
+    /// It is written as it is, from where it is received, while it is in the processor's
     /// cache still.
-    Plain(Plain),
+    Plain(Box<Plain>),
     /// It is unpacked by a thread of its own.
     Packed(Packed),
 }
@@ -53,7 +53,7 @@ impl Sink {
         let output = block_in_place(|| Output::new(pool, name, limits))?;
         let hashing = Hashing::new().map_err(|error| pool.failed("written", name, error))?;
         if compression == Compression::None {
-            return Ok(Self::Plain(Plain { output, hashing, fault: None }));
+            return Ok(Self::Plain(Box::new(Plain { output, hashing, fault: None })));
         }
         let (pieces, received) = mpsc::channel(PIECES);
         let limits = limits.clone();
@@ -89,7 +89,8 @@ impl Sink {
     /// Nothing more is to come; why it was not taken.
     pub(super) async fn ended(self) -> Fault {
         let fault = match self {
-            Self::Plain(Plain { output, fault, .. }) => {
+            Self::Plain(plain) => {
+                let Plain { output, fault, .. } = *plain;
                 block_in_place(|| output.discard());
                 fault
             }
