@@ -37,7 +37,7 @@ fn read(node: &Node<'_>) -> Option<ImageSettings> {
     let url = section.required("url", "the image's http://, https:// or file:/// URL", url);
     let pin = pin(&section);
     let format = section.read_or("format", ImageFormat::default(), |node| {
-        node.word(&[ImageFormat::Qcow2, ImageFormat::Raw].map(|format| (format.as_str(), format)))
+        node.word(&ImageFormat::ALL.map(|format| (format.as_str(), format)))
     });
     let firmware = section.read_or("firmware", Firmware::default(), |node| {
         node.word(&[("uefi", Firmware::Uefi), ("bios", Firmware::Bios)])

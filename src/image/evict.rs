@@ -4,6 +4,7 @@ use super::BaseUsers;
 use super::marker::MarkerState;
 use super::name::{base_file_name, marker_file_name, staged_file_name};
 use super::pool::{DirectoryPool, ImageLock, PoolFence, Usage};
+use super::rules::of_another;
 use super::steps::{self, Step};
 use crate::model::{EntryName, Fault, FaultKind, ImageFormat, ImageKey};
 
@@ -20,7 +21,7 @@ pub(super) fn evict(
     users: &dyn BaseUsers,
 ) -> Result<u64, Fault> {
     let mut bytes = None;
-    for format in [ImageFormat::Qcow2, ImageFormat::Raw] {
+    for format in ImageFormat::ALL {
         let name = base_file_name(entry, key, format);
         // Without the lock: that alone would leave its file where no image ever was.
         if pool.stat(&name)?.is_none() && pool.stat(&marker_file_name(&name))?.is_none() {
@@ -48,9 +49,9 @@ fn evict_one(
     let disks = users.disks()?;
     let fence = pool.fence()?;
     if let MarkerState::Valid(marker) = pool.marker(name)?
-        && (&marker.entry, &marker.key) != (entry, key)
+        && !marker.belongs_to(entry, key)
     {
-        return Err(super::rules::of_another(&pool.path_of(name), &marker));
+        return Err(of_another(&pool.path_of(name), &marker));
     }
     let size = pool.regular(name)?.map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     let users = Usage::survey(pool, &disks)?.of(name);

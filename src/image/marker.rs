@@ -156,7 +156,12 @@ impl Marker {
 
     /// Whether it marks the image `source`, or another one under the same name.
     pub fn is_of(&self, source: &ImageSource) -> bool {
-        self.entry == source.entry && self.key == source.key
+        self.belongs_to(&source.entry, &source.key)
+    }
+
+    /// Whether it marks image `key` of `entry`.
+    pub(super) fn belongs_to(&self, entry: &EntryName, key: &ImageKey) -> bool {
+        (&self.entry, &self.key) == (entry, key)
     }
 
     /// Whether it was fetched from `url`.

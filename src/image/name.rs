@@ -30,9 +30,17 @@ pub(super) fn base_of_lock(name: &str) -> Option<&str> {
 
 /// Whether `name` can be that of a base.
 pub(super) fn is_base(name: &str) -> bool {
-    let formats = [ImageFormat::Qcow2, ImageFormat::Raw];
-    let stem = formats.iter().find_map(|of| name.strip_suffix(of.as_str())?.strip_suffix('.'));
+    let stem =
+        ImageFormat::ALL.iter().find_map(|of| name.strip_suffix(of.as_str())?.strip_suffix('.'));
     stem.is_some_and(|stem| stem.starts_with("base-"))
+}
+
+/// Whether `base` can be a base of `entry`: only a marker tells which of the entries
+/// that it can be of has made it.
+pub(super) fn can_be_of(base: &str, entry: &EntryName) -> bool {
+    base.strip_prefix("base-")
+        .and_then(|rest| rest.strip_prefix(entry.as_str()))
+        .is_some_and(|rest| rest.starts_with('-'))
 }
 
 /// The overlay of a Proxy.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::evict;
 use super::marker::MarkerState;
-use super::name::{base_of_lock, marker_file_name, staged_file_name};
+use super::name::{base_of_lock, can_be_of, marker_file_name, staged_file_name};
 use super::pool::{DirectoryPool, ImageLock, Usage};
 use super::{BaseUsers, ImageSource};
 use crate::model::{EntryName, Fault, FaultKind};
@@ -80,7 +80,7 @@ fn judge(
         MarkerState::Valid(_) if offered => "nothing uses it",
         MarkerState::Valid(_) => "nothing uses it, and the configuration doesn't offer it",
         // Without a marker, only the name says whose it is.
-        _ if !name.starts_with(&format!("base-{entry}-")) => return Ok(Vec::new()),
+        _ if !can_be_of(name, entry) => return Ok(Vec::new()),
         _ => "its marker is missing or not valid: an interrupted publication left it",
     };
     let parts = [

@@ -18,10 +18,10 @@ pub(super) fn find(
     entry: &EntryName,
     key: &ImageKey,
 ) -> Result<String, Fault> {
-    for format in [ImageFormat::Qcow2, ImageFormat::Raw] {
+    for format in ImageFormat::ALL {
         let name = base_file_name(entry, key, format);
         if let MarkerState::Valid(marker) = pool.marker(&name)?
-            && (&marker.entry, &marker.key) == (entry, key)
+            && marker.belongs_to(entry, key)
         {
             return Ok(name);
         }

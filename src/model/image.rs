@@ -18,6 +18,9 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
+    /// All there are.
+    pub const ALL: [Self; 2] = [Self::Qcow2, Self::Raw];
+
     /// The name that libvirt, qemu-img and file names use.
     pub fn as_str(self) -> &'static str {
         match self {

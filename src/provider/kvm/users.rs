@@ -9,7 +9,8 @@ use virt::domain::Domain;
 use virt::error::ErrorNumber;
 use virt::sys;
 
-use super::connection::{CallError, Link, is};
+use super::connection::{CallError, Link, found, is};
+use super::volumes;
 use crate::image::{BaseUsers, DomainDisk};
 use crate::model::Fault;
 
@@ -52,12 +53,12 @@ fn disks(connection: &Connect) -> Result<Vec<DomainDisk>, CallError> {
 /// The disks of a domain, as it runs and as it is defined.
 fn disks_of(connection: &Connect, domain: &Domain) -> Result<Vec<DomainDisk>, CallError> {
     let name = domain.name()?;
-    let mut found = sources(&domain.xml_desc(0)?);
-    found.extend(sources(&domain.xml_desc(sys::VIR_DOMAIN_XML_INACTIVE)?));
-    found.sort();
-    found.dedup();
+    let mut named = sources(&domain.xml_desc(0)?);
+    named.extend(sources(&domain.xml_desc(sys::VIR_DOMAIN_XML_INACTIVE)?));
+    named.sort();
+    named.dedup();
     let mut disks = Vec::new();
-    for source in found {
+    for source in named {
         let file = match source {
             Source::File(file) => Some(file),
             Source::Volume { pool, volume } => volume_path(connection, &pool, &volume)?,
@@ -73,20 +74,12 @@ fn volume_path(
     pool: &str,
     volume: &str,
 ) -> Result<Option<PathBuf>, CallError> {
-    let found = connection
-        .lookup_storage_pool_by_name(pool)
-        .and_then(|pool| pool.lookup_storage_vol_by_name(volume))
-        .and_then(|volume| volume.path());
-    match found {
-        Ok(path) => Ok(Some(path.into())),
-        Err(error)
-            if is(&error, ErrorNumber::NoStoragePool)
-                || is(&error, ErrorNumber::NoStorageVolume)
-                || is(&error, ErrorNumber::OperationInvalid) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
+    let lookup = connection.lookup_storage_pool_by_name(pool);
+    let Some(pool) = found(lookup, ErrorNumber::NoStoragePool)? else { return Ok(None) };
+    match volumes::lookup(&pool, volume) {
+        // The pool is not active.
+        Err(CallError::Libvirt(error)) if is(&error, ErrorNumber::OperationInvalid) => Ok(None),
+        found => Ok(found?.map(|volume| volume.path()).transpose()?.map(PathBuf::from)),
     }
 }
 
