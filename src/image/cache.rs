@@ -100,12 +100,18 @@ impl Cache {
         let name = source.base_name();
         let lock = ImageLock::acquire(&self.pool, &name, &self.limits, progress, cancel).await?;
         // Whoever held it may have done what we came for.
-        if let Finding::Ready(marker) = self.examine(source).await? {
+        let mut finding = self.examine(source).await?;
+        if let Finding::Ready(marker) = finding {
             return Ok(self.base(source, *marker, false));
         }
-        let source = Fetcher::new(self.limits.clone()).resolve(source, progress, cancel).await?;
+        let mut source = source.clone();
+        if matches!(source.pin, Pin::Listed(_)) {
+            // What is there has to stand the digest that is listed, too.
+            source = self.fetcher().resolve(&source, progress, cancel).await?;
+            finding = self.examine(&source).await?;
+        }
         let work = Work { cache: self, source, lock, progress, cancel };
-        let marker = work.run().await?;
+        let marker = work.act_on(finding).await?;
         Ok(self.base(&work.source, marker, true))
     }
 
@@ -155,6 +161,10 @@ impl Cache {
         .await
     }
 
+    fn fetcher(&self) -> Fetcher {
+        Fetcher::new(self.limits.clone())
+    }
+
     fn base(&self, source: &ImageSource, marker: Marker, written: bool) -> Base {
         Base { pool: self.pool.clone(), name: source.base_name(), marker, written }
     }
@@ -183,8 +193,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    async fn run(&self) -> Result<Marker, Fault> {
-        match self.cache.examine(&self.source).await? {
+    async fn act_on(&self, finding: Finding) -> Result<Marker, Fault> {
+        match finding {
             Finding::Ready(marker) => Ok(*marker),
             Finding::Outdated(marker) => self.note(*marker),
             Finding::Unproven(marker) => self.prove(marker).await,
@@ -227,7 +237,7 @@ impl Work<'_> {
     }
 
     async fn download(&self, source: &ImageSource) -> Result<Verified, Fault> {
-        let fetcher = Fetcher::new(self.cache.limits.clone());
+        let fetcher = self.cache.fetcher();
         fetcher.download(&self.cache.pool, source, self.progress, self.cancel).await
     }
 

@@ -9,6 +9,7 @@ use tokio::io::AsyncReadExt as _;
 
 use super::decode::Compression;
 use super::http::{self, Answer, Broken, Resume, failed};
+use super::local;
 use super::output::Written;
 use super::retry::Retry;
 use super::sink::Sink;
@@ -49,7 +50,7 @@ impl Download<'_> {
     /// # Errors
     /// `FetchFailed` for the transport, `NoSpace`, `ImageRejected`.
     pub(super) async fn receive(&self) -> Result<Arrived, Fault> {
-        if self.source.url.expose().scheme() == "file" {
+        if local::is_local(&self.source.url) {
             return self.copy().await;
         }
         let client = http::client(&self.source.url, self.limits)?;
@@ -205,9 +206,7 @@ impl Download<'_> {
         let unreadable = |error: &dyn std::fmt::Display| {
             Fault::new(FaultKind::FetchFailed, format!("{url} can't be read: {error}"))
         };
-        let path = url.expose().to_file_path().map_err(|()| unreadable(&"it is no path"))?;
-        let file = open_regular(path).await.map_err(|error| unreadable(&error))?;
-        let length = file.metadata().await.map_err(|error| unreadable(&error))?.len();
+        let (file, length) = local::open(url).await.map_err(|error| unreadable(&error))?;
         self.check_room(Some(length))?;
         self.progress.enter(Stage::Downloading, length);
         let mut sink = self.sink()?;
@@ -275,12 +274,4 @@ impl Pace {
         *self = Self::new(offset);
         enough
     }
-}
-
-/// Opens `path` unless it is a directory, a FIFO or a device.
-async fn open_regular(path: std::path::PathBuf) -> std::io::Result<tokio::fs::File> {
-    if !tokio::fs::metadata(&path).await?.is_file() {
-        return Err(std::io::Error::other("it is not a file"));
-    }
-    tokio::fs::File::open(path).await
 }

@@ -2,8 +2,10 @@
 //! `--tag`, signed or not.
 
 use percent_encoding::percent_decode_str;
+use tokio::io::AsyncReadExt as _;
 
 use super::http::{self, Broken, failed};
+use super::local;
 use super::retry::Retry;
 use crate::image::limits::Limits;
 use crate::image::progress::Progress;
@@ -29,10 +31,8 @@ pub(super) async fn digest(
 }
 
 async fn read(list: &ResourceUrl, limits: &Limits, progress: &Progress) -> Result<String, Fault> {
-    if list.expose().scheme() == "file" {
-        let unreadable = |error: &dyn std::fmt::Display| failed(list, &error.to_string());
-        let path = list.expose().to_file_path().map_err(|()| unreadable(&"it is no path"))?;
-        return tokio::fs::read_to_string(path).await.map_err(|error| unreadable(&error));
+    if local::is_local(list) {
+        return read_local(list).await.map_err(|error| failed(list, &error.to_string()));
     }
     let client = http::client(list, limits)?;
     let mut retry = Retry::new(limits);
@@ -44,17 +44,28 @@ async fn read(list: &ResourceUrl, limits: &Limits, progress: &Progress) -> Resul
     }
 }
 
+async fn read_local(list: &ResourceUrl) -> std::io::Result<String> {
+    let (file, _) = local::open(list).await?;
+    let mut text = String::new();
+    // It may grow while it is read.
+    let read = file.take(MAX_LIST as u64 + 1).read_to_string(&mut text).await?;
+    if read > MAX_LIST { Err(std::io::Error::other(too_long())) } else { Ok(text) }
+}
+
 async fn get(client: &reqwest::Client, list: &ResourceUrl) -> Result<String, Broken> {
     let mut response = http::get(client, list, None).await?.response;
     let mut bytes = Vec::new();
     while let Some(piece) = response.chunk().await.map_err(|error| http::broken(list, error))? {
         bytes.extend_from_slice(&piece);
         if bytes.len() > MAX_LIST {
-            let words = format!("it is longer than {MAX_LIST} bytes, and so no list of digests");
-            return Err(Broken::Final(failed(list, &words)));
+            return Err(Broken::Final(failed(list, &too_long())));
         }
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn too_long() -> String {
+    format!("it is longer than {MAX_LIST} bytes, and so no list of digests")
 }
 
 /// The last part of a URL's path.

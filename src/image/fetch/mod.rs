@@ -7,6 +7,7 @@ mod download;
 mod hashing;
 mod http;
 mod listed;
+mod local;
 mod output;
 mod retry;
 mod sink;

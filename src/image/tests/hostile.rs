@@ -463,6 +463,24 @@ fn a_listed_digest_is_found_by_the_file_name() {
     let before = server.requests();
     Orders::new(home.path(), image("/gone").ensure()).run().done();
     assert_eq!(server.requests(), before);
+    // A list of this host will do, unless it is none.
+    let files = self::home();
+    let path = files.path().join("SHA256SUMS");
+    let listed = |name: &str| {
+        let list = format!("file://{}", files.path().join(name).display());
+        fetch(Image::at(&server.url).listed(&list))
+    };
+    std::fs::write(&path, format!("{}  x.qcow2\n", Sha256Digest::of(&body()))).unwrap();
+    is_published(&listed("SHA256SUMS").0, &body());
+    nix::unistd::mkfifo(&files.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::fs::write(files.path().join("huge"), vec![b'\n'; (1 << 20) + 1]).unwrap();
+    for (name, words) in [("fifo", "not a file"), ("gone", "No such file"), ("huge", "longer than")]
+    {
+        let (home, finished) = listed(name);
+        let fault = finished.fault();
+        assert!(fault.0 == "FetchFailed" && fault.1.contains(words), "{name}: {fault:?}");
+        is_clean(&home);
+    }
     let rows = [
         ("/wrong", "DigestMismatch", "is expected"),
         ("/empty", "FetchFailed", "no sha256 for \"x.qcow2\""),
