@@ -31,6 +31,16 @@ fn filled() -> (TempDir, Server) {
     (home, server)
 }
 
+/// Damages a base so that neither size nor time show it.
+fn rot(path: &Path) {
+    use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+    let times = std::fs::metadata(path).unwrap().modified().unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(b"rot", 300_000).unwrap();
+    file.set_modified(times).unwrap();
+}
+
 #[test]
 fn what_nothing_uses_goes_and_comes_again() {
     let (home, server) = filled();
@@ -196,16 +206,10 @@ fn prune_tells_what_it_would_remove_and_removes_that() {
 
 #[test]
 fn damage_that_size_and_time_do_not_show_is_found() {
-    use std::os::unix::fs::FileExt as _;
     let (home, server) = filled();
     assert_eq!(run(&home, verify()).done(), Sha256Digest::of(&body()).to_string());
     let path = home.path().join(BASE);
-    let times = std::fs::metadata(&path).unwrap().modified().unwrap();
-    // Root may write to what is read-only.
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    let file = std::fs::File::options().write(true).open(&path).unwrap();
-    file.write_all_at(b"rot", 300_000).unwrap();
-    file.set_modified(times).unwrap();
+    rot(&path);
     std::fs::write(home.path().join("overlay"), overlay(BASE)).unwrap();
     let damaged = Sha256Digest::of(&std::fs::read(&path).unwrap());
     let finished = run(&home, verify());
@@ -247,15 +251,8 @@ fn another_entrys_base_of_the_same_digest_is_copied() {
     run(&home, Image::at(&server.url).of("e", "unpinned").ensure()).done();
     assert_eq!(server.requests(), 2);
     // A base whose bytes are not what its marker says is not what is wanted.
-    use std::os::unix::fs::FileExt as _;
     for base in [BASE, copy, "base-e-unpinned.qcow2"] {
-        let path = home.path().join(base);
-        let times = std::fs::metadata(&path).unwrap().modified().unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-        std::fs::set_permissions(&path, mode).unwrap();
-        let file = std::fs::File::options().write(true).open(&path).unwrap();
-        file.write_all_at(b"rot", 300_000).unwrap();
-        file.set_modified(times).unwrap();
+        rot(&home.path().join(base));
     }
     let finished = run(&home, twin.of("e", "again").ensure());
     assert!(finished.log.contains("so it is downloaded"), "{}", finished.log);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::agent::{Action, Finished, Image, Orders, Process, Said};
+use super::agent::{Action, Finished, Image, Orders, Outcome, Process, Said, Work};
 use super::server::Server;
 use super::*;
 use crate::image::steps::Step;
@@ -68,6 +68,28 @@ fn a_stalled_server_holds_up_nobody_else() {
     Orders::new(home.path(), Image::at(&server.url).ensure()).run().done();
     assert!(marker(home.path(), BASE) != MarkerState::Absent);
     slow.finish().fault();
+}
+
+/// Of an image of any size, a bounded part is in memory.
+#[test]
+fn memory_is_bounded() {
+    let body = numbered(6, 60 << 20);
+    let (home, server) = (home(), Server::of(&body));
+    let mut process = Orders::new(home.path(), Work::Told).spawn();
+    assert_eq!(process.next(), Some(Said::Idle));
+    let idle = memory(&process, "VmRSS:");
+    process.tell(&serde_json::to_string(&Image::at(&server.url).pinned(&body).ensure()).unwrap());
+    assert!(matches!(process.next(), Some(Said::Outcome(Outcome::Done(_)))));
+    assert_eq!(process.next(), Some(Said::Idle));
+    let most = memory(&process, "VmHWM:") - idle;
+    assert!(most < 32 << 10, "{most} KiB more than idle");
+}
+
+/// A line of the process's status, in KiB.
+fn memory(process: &Process, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 fn holder(home: &Path, url: &str, action: Action) -> Process {
