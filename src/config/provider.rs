@@ -8,7 +8,8 @@ use super::section::{Node, Section};
 use super::settings::{NetworkAttachment, ProviderSettings, ProviderType, SshSettings, VirtType};
 use super::shown::shown;
 use super::uri::{self, LibvirtUri};
-use crate::model::{EntryName, Secret};
+use crate::model::EntryName;
+use crate::seed::VendorData;
 
 const KEYS: [&str; 9] = [
     "type",
@@ -140,12 +141,12 @@ fn virt_type(node: &Node<'_>) -> Option<VirtType> {
 }
 
 /// The one key whose null means that it is unset.
-fn vendor_data(node: &Node<'_>) -> Option<Option<Secret>> {
+fn vendor_data(node: &Node<'_>) -> Option<Option<VendorData>> {
     if node.is_null() {
         return Some(None);
     }
     let secret = node.secret()?;
-    node.take(crate::seed::check_vendor_data(&secret).map(|()| Some(secret)))
+    node.take(VendorData::new(&secret).map(Some))
 }
 
 fn network(node: &Node<'_>) -> Option<NetworkAttachment> {
@@ -253,7 +254,7 @@ mod tests {
                 "ssh": {"keyCredential": "ssh-e", "knownHosts": "h ssh-ed25519 AAAA"}}"##);
         assert_eq!((entry.kind, entry.virt_type), (ProviderType::Kvm2, VirtType::Qemu));
         assert_eq!(entry.network, NetworkAttachment::Bridge("br0".into()));
-        assert_eq!(entry.vendor_data.unwrap().expose(), b"#!/bin/sh");
+        assert_eq!(entry.vendor_data.unwrap().expose(), "#!/bin/sh");
         assert_eq!(entry.ssh.unwrap().key_credential, "ssh-e");
         assert_eq!((entry.uri.as_str(), entry.pool.as_str()), ("qemu+ssh://op@h/system", "p"));
         assert!(!entry.install_guest_agent);

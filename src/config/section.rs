@@ -4,6 +4,9 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
 use super::error::{Pointer, Report};
 use super::json::{EMPTY, Value};
 use super::shown::{described, shown};
@@ -67,12 +70,30 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// A string that no message repeats.
+    /// Bytes that no message repeats: a string, or `{"base64": TEXT}` for what JSON
+    /// can't hold.
     pub(super) fn secret(&self) -> Option<Secret> {
         match self.value {
             Value::String(text) => Some(Secret::new(text.clone().into_bytes())),
-            other => self.refuse(format!("expected a string, found {}", other.kind())),
+            Value::Object(_) => {
+                let encoded = self.section(&["base64"])?;
+                encoded.required("base64", "the bytes in base64", Node::encoded)
+            }
+            other => self.refuse(format!(
+                "expected a string or {{\"base64\": TEXT}}, found {}",
+                other.kind()
+            )),
         }
+    }
+
+    fn encoded(&self) -> Option<Secret> {
+        let Value::String(text) = self.value else {
+            return self.refuse(format!("expected a string, found {}", self.value.kind()));
+        };
+        let digits: String = text.split_ascii_whitespace().collect();
+        // The decoder's own error would quote what it read.
+        let decoded = STANDARD.decode(digits).map_err(|_| "it is not base64 (RFC 4648)");
+        self.take(decoded.map(Secret::new))
     }
 
     /// `true` or `false`.
@@ -292,8 +313,13 @@ mod tests {
         assert_eq!(secret.expose(), b"s3cret");
         assert_eq!(
             read("12345", |node| node.secret()).unwrap_err(),
-            "/k: expected a string, found a number"
+            "/k: expected a string or {\"base64\": TEXT}, found a number"
         );
+        let bytes = read(r#"{"base64": "H4sI\n/w=="}"#, |node| node.secret()).unwrap();
+        assert_eq!(bytes.expose(), b"\x1f\x8b\x08\xff");
+        let refusal = read(r#"{"base64": "s3cret!"}"#, |node| node.secret()).unwrap_err();
+        assert_eq!(refusal, "/k/base64: it is not base64 (RFC 4648)");
+        assert!(read("{}", |node| node.secret()).unwrap_err().contains("/k/base64: it is missing"));
     }
 
     #[test]

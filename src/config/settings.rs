@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::{
-    EntryName, Firmware, ImageFormat, ImageKey, Pin, ProxyName, ProxySpec, ResourceUrl, Secret,
+    EntryName, Firmware, ImageFormat, ImageKey, Pin, ProxyName, ProxySpec, ResourceUrl,
 };
+use crate::seed::VendorData;
 
 /// Everything the configuration file says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub struct ProviderSettings {
     /// Whether the guest agent is installed by vendor-data.
     pub install_guest_agent: bool,
     /// Vendor-data of the operator's own.
-    pub vendor_data: Option<Secret>,
+    pub vendor_data: Option<VendorData>,
     /// The images it offers: the top-level ones, its own added or overriding.
     pub images: BTreeMap<ImageKey, ImageSettings>,
     /// How to log in, for URIs that go over SSH.

@@ -81,6 +81,7 @@ impl SpecInput {
         let image = problems.image(self.image, self.image_sha256, self.image_format, origin);
         problems.secret("UserData", self.user_data.as_ref());
         problems.secret("NetworkConfig", self.network_config.as_ref());
+        problems.text("NetworkConfig", self.network_config.as_ref());
         let allowed_clients = problems
             .take("AllowedClients", clients(self.allowed_clients.unwrap_or_default()))
             .unwrap_or_default();
@@ -180,6 +181,15 @@ impl Problems {
         }
     }
 
+    /// cloud-init loses the whole seed, and says nothing, when one of the files that
+    /// it reads itself is no UTF-8.
+    fn text(&mut self, key: &'static str, value: Option<&Secret>) {
+        if let Some(Err(error)) = value.map(|secret| std::str::from_utf8(secret.expose())) {
+            let at = error.valid_up_to();
+            self.add(key, format!("it is not UTF-8 text (at byte {at}): give YAML, uncompressed"));
+        }
+    }
+
     fn image(
         &mut self,
         image: Option<String>,
@@ -254,6 +264,7 @@ mod tests {
             image_sha256: Some("12".into()),
             image_format: Some("vmdk".into()),
             user_data: Some(Secret::new(vec![0; MAX_SECRET_BYTES + 1])),
+            network_config: Some(Secret::new(vec![b'v', 0xff])),
             allowed_clients: Some(vec!["10.0.0.1/8".into()]),
             vcpus: Some(0),
             memory_mib: Some(1),
@@ -268,6 +279,7 @@ mod tests {
             "ImageSha256",
             "ImageFormat",
             "UserData",
+            "NetworkConfig",
             "AllowedClients",
             "Vcpus",
             "MemoryMiB",

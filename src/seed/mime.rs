@@ -9,15 +9,36 @@ use crate::model::Sha256Digest;
 /// RFC 2045: lines of an encoded body.
 const LINE: usize = 76;
 
-/// One part of a multipart.
-pub(super) enum Part {
-    /// Text of a kind, under a file name.
-    Text { kind: &'static str, name: &'static str, text: String },
-    /// A MIME document, which brings its own headers.
-    Document(String),
+/// Where cloud-init looks for the words that make a document MIME
+/// (`convert_string` in cloudinit/user_data.py).
+const SNIFFED: usize = 4096;
+
+/// Whether cloud-init takes `text` for a MIME document: the words stand anywhere near
+/// its begin.
+pub(super) fn is_taken_for_document(text: &str) -> bool {
+    let head = &text.as_bytes()[..text.len().min(SNIFFED)];
+    head.to_ascii_lowercase().windows(b"mime-version:".len()).any(|at| at == b"mime-version:")
 }
 
-impl Part {
+/// Whether `text` is a MIME document: cloud-init takes it for one, and it begins with a
+/// header as RFC 5322 has it.
+pub(super) fn is_document(text: &str) -> bool {
+    let name = text.split(':').next().unwrap_or_default();
+    let is_name = |byte: u8| byte.is_ascii_graphic();
+    // No header's name begins so, and everything else that cloud-init knows does.
+    let header = !name.is_empty() && !name.starts_with('#') && name.bytes().all(is_name);
+    header && is_taken_for_document(text)
+}
+
+/// One part of a multipart.
+pub(super) enum Part<'a> {
+    /// Text of a kind, under a file name.
+    Text { kind: &'static str, name: &'static str, text: &'a str },
+    /// A MIME document, which brings its own headers.
+    Document(&'a str),
+}
+
+impl Part<'_> {
     fn render(&self) -> String {
         match self {
             Self::Text { kind, name, text } => format!(
@@ -26,7 +47,7 @@ impl Part {
                  Content-Disposition: attachment; filename=\"{name}\"\r\n\r\n{}",
                 encode(text.as_bytes())
             ),
-            Self::Document(document) => document.clone(),
+            Self::Document(document) => (*document).to_owned(),
         }
     }
 }
@@ -44,7 +65,7 @@ fn encode(bytes: &[u8]) -> String {
 }
 
 /// The parts as one document. The same parts give the same document.
-pub(super) fn multipart(parts: &[Part]) -> String {
+pub(super) fn multipart(parts: &[Part<'_>]) -> String {
     let bodies: Vec<String> = parts.iter().map(Part::render).collect();
     let boundary = boundary(&bodies);
     let mut document = format!(

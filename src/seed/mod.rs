@@ -4,15 +4,16 @@
 
 mod mime;
 mod preset;
+mod script;
 mod vendor;
 mod volume;
 
 use uuid::Uuid;
 
-use crate::model::{Fault, FaultKind, ProxyName, ProxySpec, Secret};
+use crate::model::{Fault, FaultKind, ProxyName, ProxySpec};
 
 pub use preset::preset;
-pub use vendor::check_vendor_data;
+pub use vendor::VendorData;
 
 /// What a seed is made of.
 #[derive(Debug, Clone, Copy)]
@@ -29,33 +30,34 @@ pub struct SeedInput<'a> {
     /// Whether vendor-data installs the guest agent.
     pub install_guest_agent: bool,
     /// Vendor-data of the operator's own.
-    pub vendor_data: Option<&'a Secret>,
+    pub vendor_data: Option<&'a VendorData>,
 }
 
 /// The bytes of the NoCloud volume.
 ///
 /// # Errors
-/// `InvalidArgument` when the content can't be delivered.
+/// `InvalidArgument` when the volume can't hold it.
 pub fn render(input: &SeedInput<'_>) -> Result<Vec<u8>, Fault> {
-    let refused = |why: String| Fault::new(FaultKind::InvalidArgument, format!("the seed: {why}"));
     let spec = input.spec;
     let user_data = match &spec.user_data {
         Some(given) => given.expose().to_vec(),
         None => preset(spec.port, &spec.allowed_clients).into_bytes(),
     };
-    let vendor_data =
-        vendor::render(input.install_guest_agent, input.vendor_data).map_err(refused)?;
     let mut files = vec![("user-data", user_data), ("meta-data", meta_data(input).into_bytes())];
-    files.extend(vendor_data.map(|data| ("vendor-data", data)));
+    let vendor_data = vendor::render(input.install_guest_agent, input.vendor_data);
+    files.extend(vendor_data.map(|text| ("vendor-data", text.into_bytes())));
     files.extend(
         spec.network_config.as_ref().map(|data| ("network-config", data.expose().to_vec())),
     );
-    volume::render(input.uuid, &files).map_err(|error| refused(error.to_string()))
+    volume::render(input.uuid, &files).map_err(|error| {
+        Fault::new(FaultKind::InvalidArgument, format!("the seed can't be made: {error}"))
+    })
 }
 
+/// Quoted, since a name like `123` or `null` would be another thing in YAML.
 fn meta_data(input: &SeedInput<'_>) -> String {
     let SeedInput { name, uuid, seed_generation, .. } = input;
-    format!("instance-id: {uuid}-{seed_generation}\nlocal-hostname: {name}\n")
+    format!("instance-id: \"{uuid}-{seed_generation}\"\nlocal-hostname: \"{name}\"\n")
 }
 
 #[cfg(test)]

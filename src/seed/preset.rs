@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 
 use ipnet::IpNet;
 
-/// Installs squid where it is missing, and starts it with our configuration.
-const INSTALL: &str = include_str!("preset.sh");
+use super::script;
 
 /// The preset for a proxy on `port` for `clients`; for the networks of the guest's own
 /// interfaces when there are none.
@@ -16,9 +15,12 @@ pub fn preset(port: u16, clients: &[IpNet]) -> String {
         let _ = writeln!(listed, "{client}");
     }
     let mut files = String::new();
+    if listed.is_empty() {
+        listed.push_str("# the networks of this guest's own interface\n");
+    }
     file(&mut files, "/etc/squid/proxyd.conf", "0644", &squid_conf(port));
     file(&mut files, "/etc/squid/proxyd.clients", "0644", &listed);
-    file(&mut files, "/usr/local/sbin/proxyd-squid", "0755", INSTALL);
+    file(&mut files, "/usr/local/sbin/proxyd-squid", "0755", &script::squid());
     format!(
         "#cloud-config\n\
          # proxyd's built-in preset: squid as a forward proxy.\n\
@@ -31,24 +33,23 @@ pub fn preset(port: u16, clients: &[IpNet]) -> String {
 fn file(yaml: &mut String, path: &str, mode: &str, content: &str) {
     let _ = write!(yaml, "  - path: {path}\n    permissions: \"{mode}\"\n    content: |\n");
     for line in content.lines() {
-        let _ = writeln!(yaml, "      {line}");
-    }
-    if content.is_empty() {
-        yaml.push_str("      # the networks of this guest's own interfaces\n");
+        let indent = if line.is_empty() { "" } else { "      " };
+        let _ = writeln!(yaml, "{indent}{line}");
     }
 }
 
 /// squid's configuration. Reference: <http://www.squid-cache.org/Doc/config/>.
 fn squid_conf(port: u16) -> String {
     format!(
-        "http_port {port}\n\
+        "# Written by proxyd's preset.\n\
+         http_port {port}\n\
          \n\
          acl clients src \"/etc/squid/proxyd.clients\"\n\
          acl safe_ports port 80 443 1025-65535\n\
          acl tls_ports port 443\n\
          acl CONNECT method CONNECT\n\
-         # What only the guest itself may reach.\n\
-         acl own_hosts dst 127.0.0.0/8 ::1 169.254.0.0/16 fe80::/10\n\
+         # What only the guest itself may reach, its cloud's metadata included.\n\
+         acl own_hosts dst 0.0.0.0/8 127.0.0.0/8 169.254.0.0/16 ::/128 ::1 fe80::/10\n\
          \n\
          http_access deny !safe_ports\n\
          http_access deny CONNECT !tls_ports\n\
@@ -56,13 +57,17 @@ fn squid_conf(port: u16) -> String {
          http_access allow clients\n\
          http_access deny all\n\
          \n\
-         cache deny all\n\
-         cache_mem 8 MB\n\
+         # A small cache, in memory alone.\n\
+         cache_mem 32 MB\n\
+         maximum_object_size_in_memory 512 KB\n\
          via off\n\
          forwarded_for delete\n\
          connect_timeout 15 seconds\n\
          read_timeout 5 minutes\n\
+         request_timeout 1 minute\n\
          shutdown_lifetime 1 seconds\n\
-         pinger_enable off\n"
+         pinger_enable off\n\
+         # The distributions' logrotate does the rotation.\n\
+         logfile_rotate 0\n"
     )
 }

@@ -4,41 +4,54 @@
 
 use std::io::Read as _;
 
-use flate2::read::GzDecoder;
+use flate2::read::MultiGzDecoder;
 
-use super::mime::{Part, multipart};
+use super::mime::{Part, is_document, multipart};
+use super::script;
 use crate::model::Secret;
 
-/// Installs and starts the guest agent, on the common distributions.
-const BOOTSTRAP: &str = include_str!("bootstrap.sh");
 const GZIP: &[u8] = b"\x1f\x8b";
 /// Decompressed data beyond this is an attack.
 const MAX_BYTES: u64 = 32 << 20;
 
-/// Makes sure that `data` can be delivered.
-///
-/// # Errors
-/// Why not, and the way out.
-pub fn check_vendor_data(data: &Secret) -> Result<(), String> {
-    deliverable(data).map(drop)
+/// Vendor-data of the operator's own that cloud-init can deliver: text, whatever it
+/// was given as.
+#[derive(Clone, PartialEq, Eq)]
+pub struct VendorData(String);
+
+impl VendorData {
+    /// Checks `data`, and decompresses it if it is gzip.
+    ///
+    /// # Errors
+    /// Why cloud-init could not deliver it, and the way out.
+    pub fn new(data: &Secret) -> Result<Self, String> {
+        let bytes = data.expose();
+        let plain = if bytes.starts_with(GZIP) { decompress(bytes)? } else { bytes.to_vec() };
+        String::from_utf8(plain).map(Self).map_err(|error| {
+            format!(
+                "it is not UTF-8 text (at byte {}): cloud-init would stop at it before it applies \
+                 any user-data; give cloud-config, a script, or a MIME archive of such",
+                error.utf8_error().valid_up_to()
+            )
+        })
+    }
+
+    /// The text itself: for the seed, and nothing else.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
 }
 
-/// `data` as text, decompressed if need be.
-fn deliverable(data: &Secret) -> Result<String, String> {
-    let bytes = data.expose();
-    let plain = if bytes.starts_with(GZIP) { decompress(bytes)? } else { bytes.to_vec() };
-    String::from_utf8(plain).map_err(|error| {
-        format!(
-            "it is not UTF-8 text (at byte {}): cloud-init would stop at it before it applies any \
-             user-data; give cloud-config, a script, or a MIME archive of such",
-            error.utf8_error().valid_up_to()
-        )
-    })
+impl std::fmt::Debug for VendorData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "VendorData({} bytes)", self.0.len())
+    }
 }
 
 fn decompress(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let mut plain = Vec::new();
-    GzDecoder::new(bytes)
+    // As cloud-init reads it: one member after the other.
+    MultiGzDecoder::new(bytes)
         .take(MAX_BYTES + 1)
         .read_to_end(&mut plain)
         .map_err(|error| format!("it begins as gzip and can't be decompressed: {error}"))?;
@@ -49,27 +62,34 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 /// The vendor-data file; nothing when there is nothing to deliver.
-pub(super) fn render(agent: bool, own: Option<&Secret>) -> Result<Option<Vec<u8>>, String> {
-    let Some(own) = own else { return Ok(agent.then(|| BOOTSTRAP.as_bytes().to_vec())) };
-    if !agent {
-        return Ok(Some(own.expose().to_vec()));
+pub(super) fn render(agent: bool, own: Option<&VendorData>) -> Option<String> {
+    match (agent, own) {
+        (false, None) => None,
+        (true, None) => Some(script::agent()),
+        (false, Some(own)) => Some(alone(own.expose())),
+        (true, Some(own)) => {
+            let (kind, name) = ("text/x-shellscript", "proxyd-agent");
+            let script = Part::Text { kind, name, text: &script::agent() };
+            Some(multipart(&[script, part(own.expose())]))
+        }
     }
-    let text = deliverable(own)?;
-    let own = if is_mime(&text) {
-        // cloud-init drops a MIME document that is wrapped as text: it goes in as a
-        // part of its own kind.
-        Part::Document(text)
-    } else {
-        // Declared as plain text, so that cloud-init itself finds out what it is.
-        Part::Text { kind: "text/plain", name: "vendor-data", text }
-    };
-    let script =
-        Part::Text { kind: "text/x-shellscript", name: "proxyd-agent", text: BOOTSTRAP.to_owned() };
-    Ok(Some(multipart(&[script, own]).into_bytes()))
 }
 
-/// Whether `text` is a MIME document, as cloud-init tells it.
-fn is_mime(text: &str) -> bool {
-    let head: String = text.chars().take(256).collect::<String>().to_lowercase();
-    head.starts_with("mime-version:") || head.starts_with("content-type:")
+/// The text as it is, unless cloud-init would take it for the MIME document that it
+/// isn't, such as a script that sends mail: then as the only part of one.
+fn alone(text: &str) -> String {
+    if super::mime::is_taken_for_document(text) && !is_document(text) {
+        return multipart(&[part(text)]);
+    }
+    text.to_owned()
+}
+
+fn part(text: &str) -> Part<'_> {
+    if is_document(text) {
+        // cloud-init drops a MIME document that is wrapped as text: it goes in as a
+        // part of its own kind.
+        return Part::Document(text);
+    }
+    // Declared as plain text, so that cloud-init itself finds out what it is.
+    Part::Text { kind: "text/plain", name: "vendor-data", text }
 }
