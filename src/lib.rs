@@ -4,6 +4,7 @@
 pub mod config;
 pub mod daemon;
 pub mod dbus;
+pub mod evidence;
 mod files;
 pub mod health;
 pub mod image;

@@ -61,6 +61,9 @@ pub struct Build {
     pub overlay: Artifact,
     /// The NoCloud seed.
     pub seed: Artifact,
+    /// Whether the domain was ever started: before that, NVRAM of its name is another's.
+    #[serde(default)]
+    pub started: bool,
 }
 
 /// Everything that is kept of one Proxy.

@@ -13,6 +13,9 @@ use crate::reconcile::{Handle, View};
 /// A row of the `Conditions` property: kind, whether it holds, reason, message, since.
 type ConditionRow = (String, bool, String, String, u64);
 
+/// Bytes of a console that one call gives.
+const MAX_CONSOLE: u64 = 1 << 20;
+
 /// One Proxy on the bus.
 pub(super) struct Proxy {
     handle: Handle,
@@ -68,6 +71,32 @@ impl Proxy {
     ) -> Result<(), CallError> {
         self.services.authorizer.check(connection, &call, Action::ManageProxies).await?;
         Ok(self.services.supervisor.delete(self.handle.name()).await?)
+    }
+
+    /// What can be told of the Proxy when it is not as it should be, as JSON: the step
+    /// that holds it up, the likely cause, domain, guest agent and lease, and the ends
+    /// of the serial console and of QEMU's log. Both may hold what the guest printed,
+    /// so this needs the right to manage proxies.
+    async fn evidence(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<String, CallError> {
+        self.services.authorizer.check(connection, &call, Action::ManageProxies).await?;
+        Ok(self.services.supervisor.evidence(self.handle.name()).await?)
+    }
+
+    /// The last `bytes` of the guest's serial console, at most 1 MiB. It may hold what
+    /// only the guest's operator should see, so this needs the right to manage proxies.
+    async fn console_log(
+        &self,
+        bytes: u64,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<Vec<u8>, CallError> {
+        self.services.authorizer.check(connection, &call, Action::ManageProxies).await?;
+        let limit = bytes.min(MAX_CONSOLE);
+        Ok(self.services.supervisor.console(self.handle.name(), limit).await?)
     }
 
     /// The name; also the guest's hostname.

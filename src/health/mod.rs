@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use reqwest::header::HeaderMap;
+use reqwest::header::{CACHE_CONTROL, HeaderMap};
 use reqwest::{Client, StatusCode};
 
 use crate::model::ResourceUrl;
@@ -87,7 +87,9 @@ impl Prober {
         };
         let started = Instant::now();
         // HEAD would be lighter, but "generate_204" servers promise their answer to GET.
-        match client.get(target.url.expose().clone()).send().await {
+        let request = client.get(target.url.expose().clone());
+        // What a proxy has in its cache tells nothing about its way to the server.
+        match request.header(CACHE_CONTROL, "no-cache").send().await {
             Ok(response) => judge(target, response.status(), response.headers(), started.elapsed()),
             Err(error) => explain(target, &error),
         }
@@ -126,7 +128,9 @@ fn judge(target: &Target, status: StatusCode, headers: &HeaderMap, latency: Dura
             (Hop::ProxyAuthentication, "the proxy asks for a login".to_owned())
         }
         (_, Some(error)) if error.starts_with("ERR_ACCESS_DENIED") => {
-            (Hop::ProxyDenied, "the proxy denies this host or URL".to_owned())
+            let advice = "the proxy denies this host or URL (where AllowedClients are listed, \
+                          the host that probes has to be among them)";
+            (Hop::ProxyDenied, advice.to_owned())
         }
         (_, Some(error)) if error.starts_with("ERR_DNS_FAIL") => {
             (Hop::NameResolution, "the proxy can't resolve the name in the URL".to_owned())

@@ -4,6 +4,8 @@
 pub mod kvm;
 mod registry;
 
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -101,6 +103,54 @@ pub enum AddressView {
     Unknown(String),
 }
 
+/// The guest agent as its host sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentView {
+    /// It has opened its channel.
+    Connected,
+    /// It has not, or not any more.
+    Disconnected,
+    /// The domain has no channel for it.
+    NoChannel,
+}
+
+/// A guest's DHCP lease as the libvirt network tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeaseView {
+    /// The guest's MAC has one.
+    Leased(IpAddr),
+    /// There is none yet.
+    NotYet,
+    /// libvirt keeps no leases for this network.
+    NotKept,
+}
+
+/// The end of a log on the guest's host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tail {
+    /// Where it is, there.
+    pub path: PathBuf,
+    /// What it says, or why it can't be read.
+    pub content: Result<Vec<u8>, String>,
+}
+
+/// What can be seen of a guest from outside, for those who wonder why it is not heard of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Clues {
+    /// The domain.
+    pub domain: DomainView,
+    /// How its processors are run, such as `kvm` or `qemu`; empty without a domain.
+    pub domain_type: String,
+    /// The guest agent.
+    pub agent: AgentView,
+    /// Its DHCP lease.
+    pub lease: LeaseView,
+    /// Its serial console.
+    pub console: Tail,
+    /// QEMU's log of the domain, earlier runs included.
+    pub log: Tail,
+}
+
 /// Runs guests for one entry of the configuration. Every method may be called again
 /// after it failed or was cut short, and says so when there was nothing to do.
 #[async_trait]
@@ -145,12 +195,22 @@ pub trait Provider: Send + Sync {
     async fn define(&self, guest: &Guest, shape: &Shape) -> Result<(), Fault>;
 
     /// Starts the domain, after making sure that its base is the one its overlay
-    /// was made from.
-    async fn start(&self, guest: &Guest, base: &BaseRef) -> Result<(), Fault>;
+    /// was made from. At the `first` start its NVRAM is made anew, whatever a domain
+    /// of the name has left.
+    async fn start(&self, guest: &Guest, base: &BaseRef, first: bool) -> Result<(), Fault>;
 
     /// Asks for the address of the guest's interface; with `agent_only`, other sources
     /// than the guest agent are reported and not believed.
     async fn address(&self, guest: &Guest, agent_only: bool) -> Result<AddressView, Fault>;
+
+    /// Gathers what can be seen of the guest from outside.
+    async fn clues(&self, guest: &Guest) -> Result<Clues, Fault>;
+
+    /// The last `limit` bytes of the guest's serial console.
+    ///
+    /// # Errors
+    /// `StateFailed` when its log can't be read.
+    async fn console(&self, guest: &Guest, limit: u64) -> Result<Vec<u8>, Fault>;
 
     /// Removes the domain, its NVRAM and console log, and those of the volumes that
     /// are `owned`. Leaves the base, and everything that isn't the guest's.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::explain::Explanation;
 use super::plan::{Step, next_step};
 use super::publish::Publisher;
 use super::{Command, Shared, backoff, source};
@@ -44,6 +45,7 @@ pub(super) struct Core {
     pub(super) starts: u32,
     /// Whether the wait that precedes another start is over.
     rested: bool,
+    pub(super) explanation: Explanation,
     /// The step of the last turn.
     last: Option<std::mem::Discriminant<Step>>,
 }
@@ -61,6 +63,7 @@ impl Core {
             prober: Prober::default(),
             starts: 0,
             rested: true,
+            explanation: Explanation::default(),
             last: None,
         }
     }
@@ -115,6 +118,7 @@ impl Core {
     ) -> Result<Next, Fault> {
         match step {
             Step::Refuse(fault) => Err(fault),
+            Step::Stalled { reason } => Err(self.paused(provider, &reason).await),
             Step::Remove | Step::Discard => self.discard(provider).await,
             Step::Begin => self.begin().await,
             Step::EnsureImage => self.ensure_image(provider, cancel).await,
@@ -197,6 +201,7 @@ impl Core {
             return;
         }
         self.misses = 0;
+        self.explanation = Explanation::default();
         self.publisher.update(&self.record, |status| {
             let why = match &observed.domain {
                 DomainView::Off { reason } | DomainView::Paused { reason } => reason.as_str(),
@@ -261,6 +266,7 @@ impl Core {
             base: None,
             overlay: Artifact::None,
             seed: Artifact::None,
+            started: false,
         });
         self.save(record).await?;
         Ok(Next::Again)
@@ -335,7 +341,7 @@ impl Core {
             uuid: self.record.uuid,
             seed_generation: self.record.builds,
             spec: &self.record.spec,
-            install_guest_agent: settings.is_none_or(|entry| entry.install_guest_agent),
+            install_guest_agent: self.shared.wants_agent(self.record.entry()),
             vendor_data: settings.and_then(|entry| entry.vendor_data.as_ref()),
         })?;
         self.save_build(|build| build.seed = Artifact::Intended).await?;
@@ -367,11 +373,15 @@ impl Core {
         observed: &Observed,
     ) -> Result<Next, Fault> {
         if self.starts > 0 && !std::mem::replace(&mut self.rested, true) {
-            return Err(stopped(&self.guest, &observed.domain));
+            return Err(self.stopped(provider, &observed.domain).await);
         }
         self.doing(Reason::StartingDomain, "starting the domain");
         let Some(base) = self.base() else { return Ok(Next::Again) };
-        provider.start(&self.guest, &base).await?;
+        let first = self.record.build.as_ref().is_some_and(|build| !build.started);
+        provider.start(&self.guest, &base, first).await?;
+        if first {
+            self.save_build(|build| build.started = true).await?;
+        }
         self.starts = self.starts.saturating_add(1);
         self.rested = false;
         Ok(Next::Again)
@@ -385,21 +395,4 @@ impl Core {
     fn image(&self) -> Result<(ImageSource, Firmware), Fault> {
         source::resolve(&self.shared.configured().settings, &self.record.spec)
     }
-}
-
-/// A guest that was started and is off again before it told an address.
-fn stopped(guest: &Guest, domain: &DomainView) -> Fault {
-    let why = match domain {
-        DomainView::Off { reason } => reason.as_str(),
-        _ => "unknown",
-    };
-    Fault::new(
-        FaultKind::DomainFailed,
-        format!(
-            "the domain {} stopped soon after its start ({why}): its console log and \
-             /var/log/libvirt/qemu on its host tell more; if KVM is broken there, set virtType \
-             to \"qemu\"",
-            guest.domain_name()
-        ),
-    )
 }

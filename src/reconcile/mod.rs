@@ -6,6 +6,7 @@
 
 mod backoff;
 mod core;
+mod explain;
 mod images;
 mod plan;
 mod publish;
@@ -20,8 +21,10 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::config::{OnRemoval, Settings};
-use crate::model::{Fault, FaultKind, Origin, ProxyName, ProxySpec, ProxyStatus, Timestamp};
-use crate::provider::Registry;
+use crate::model::{
+    EntryName, Fault, FaultKind, Origin, ProxyName, ProxySpec, ProxyStatus, Timestamp,
+};
+use crate::provider::{Guest, Registry};
 use crate::store::{Record, Store};
 
 pub use supervisor::{Created, Event, Supervisor};
@@ -43,6 +46,12 @@ pub struct View {
     pub created_at: Timestamp,
     /// What it is.
     pub status: ProxyStatus,
+}
+
+impl View {
+    fn guest(&self, name: &ProxyName) -> Guest {
+        Guest { name: name.clone(), uuid: self.uuid }
+    }
 }
 
 /// A way to read one Proxy and to give its worker orders.
@@ -118,6 +127,12 @@ struct Shared {
 impl Shared {
     fn configured(&self) -> Configured {
         self.configured.borrow().clone()
+    }
+
+    /// Whether vendor-data brings the guest agent to guests of `entry`.
+    fn wants_agent(&self, entry: &EntryName) -> bool {
+        let configured = self.configured();
+        configured.settings.providers.get(entry).is_none_or(|entry| entry.install_guest_agent)
     }
 
     async fn save(&self, record: &Record) -> Result<(), Fault> {

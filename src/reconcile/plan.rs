@@ -26,6 +26,11 @@ pub enum Step {
     Start,
     /// The guest runs: learn its address and probe the proxy in it.
     Watch,
+    /// The guest is held up, and only its operator may undo that: report why.
+    Stalled {
+        /// Why, in libvirt's words.
+        reason: String,
+    },
     /// Nothing can be done: report why.
     Refuse(Fault),
 }
@@ -48,7 +53,7 @@ pub fn next_step(record: &Record, guest: &Guest, observed: &Observed) -> Step {
     }
     match &observed.domain {
         DomainView::Running => Step::Watch,
-        DomainView::Paused { reason } => Step::Refuse(paused(guest, reason)),
+        DomainView::Paused { reason } => Step::Stalled { reason: reason.clone() },
         domain => next_part(build, guest, observed, domain),
     }
 }
@@ -97,17 +102,6 @@ fn foreign_volume(name: &str) -> Fault {
         format!(
             "the volume {name} exists and was not made for this Proxy: it stays untouched; \
              remove or rename it, or choose another name for the Proxy"
-        ),
-    )
-}
-
-fn paused(guest: &Guest, reason: &str) -> Fault {
-    Fault::new(
-        FaultKind::DomainFailed,
-        format!(
-            "the domain {name} is paused ({reason}): resume it with `virsh resume {name}` once \
-             the cause is gone",
-            name = guest.domain_name()
         ),
     )
 }
@@ -172,6 +166,7 @@ mod tests {
                         base: None,
                         overlay: Artifact::None,
                         seed: Artifact::None,
+                        started: false,
                     });
                 }
                 Step::EnsureImage => self.build().base = Some(base()),
@@ -191,7 +186,7 @@ mod tests {
                     self.observed.domain = DomainView::Off { reason: "shutoff".into() };
                 }
                 Step::Start => self.observed.domain = DomainView::Running,
-                Step::Watch | Step::Refuse(_) => {}
+                Step::Watch | Step::Stalled { .. } | Step::Refuse(_) => {}
             }
         }
 
@@ -235,6 +230,7 @@ mod tests {
                 base: (has_base || overlay != Artifact::None).then(base),
                 overlay,
                 seed,
+                started: false,
             },
         );
         proptest::option::of(build)
@@ -275,7 +271,10 @@ mod tests {
             let deleting = world.record.deleting;
             let mut reached = false;
             for _ in 0..12 {
-                reached = matches!(world.step(), Step::Watch | Step::Refuse(_)) || world.forgotten;
+                reached = matches!(
+                    world.step(),
+                    Step::Watch | Step::Stalled { .. } | Step::Refuse(_)
+                ) || world.forgotten;
                 if reached {
                     break;
                 }

@@ -13,6 +13,7 @@ use super::source;
 use super::worker::{self, Ended};
 use super::{Command, Configured, Handle, Shared};
 use crate::config::{DeclaredProxy, OnRemoval};
+use crate::evidence::Evidence;
 use crate::journal;
 use crate::model::{Fault, FaultKind, Origin, Phase, ProxyName, ProxySpec};
 use crate::store::{Record, Store};
@@ -113,6 +114,30 @@ impl Supervisor {
             .get(name)
             .cloned()
             .ok_or_else(|| Fault::new(FaultKind::NoSuchProxy, format!("there is no Proxy {name}")))
+    }
+
+    /// What can be told of a Proxy that is not as it should be, as JSON.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`. What can't be found out is told within.
+    pub async fn evidence(&self, name: &ProxyName) -> Result<String, Fault> {
+        let view = self.get(name)?.view();
+        let clues = match self.configured().providers.get(&view.spec.provider) {
+            Ok(provider) => provider.clues(&view.guest(name)).await,
+            Err(fault) => Err(fault),
+        };
+        let wanted = self.shared.wants_agent(&view.spec.provider);
+        Ok(Evidence::new(name, &view.status, wanted, clues).json())
+    }
+
+    /// The last `limit` bytes of a Proxy's serial console.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`, `NoSuchProvider`; `StateFailed` when the log can't be read.
+    pub async fn console(&self, name: &ProxyName, limit: u64) -> Result<Vec<u8>, Fault> {
+        let view = self.get(name)?.view();
+        let provider = self.configured().providers.get(&view.spec.provider)?;
+        provider.console(&view.guest(name), limit).await
     }
 
     /// Records a Proxy and sets a worker to it.

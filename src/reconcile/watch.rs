@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::core::{Core, Next};
+use super::explain::Explanation;
 use crate::health::{Target, Verdict};
 use crate::model::{Address, ConditionKind, Fault, Phase, Reason, Timestamp};
 use crate::provider::{AddressView, SharedProvider};
@@ -28,16 +29,18 @@ impl Core {
             // The agent may be restarting; while the proxy answers, the address is good.
             (AddressView::Unknown(_), Some(address)) => self.probe(address).await,
             (AddressView::Unknown(answers), None) => {
-                self.await_address(&answers);
+                let why = if agent_only { None } else { self.explained(provider).await };
+                self.await_address(&answers, why);
                 Ok(Next::Wait(BOOT_INTERVAL))
             }
         }
     }
 
-    fn await_address(&self, answers: &str) {
+    fn await_address(&self, answers: &str, why: Option<String>) {
         let waited = self.waited(ConditionKind::DomainRunning);
         self.publisher.update(&self.record, |status| {
-            let message = format!("the guest has no known address after {waited}: {answers}");
+            let why = why.map(|why| format!("; {why}")).unwrap_or_default();
+            let message = format!("the guest has no known address after {waited}: {answers}{why}");
             status.doing(Phase::Provisioning, Reason::AwaitingAddress, message.as_str());
             status.set(ConditionKind::AddressKnown, false, Reason::AwaitingAddress, answers);
         });
@@ -59,6 +62,7 @@ impl Core {
 
     async fn probe(&mut self, address: Address) -> Result<Next, Fault> {
         self.starts = 0;
+        self.explanation = Explanation::default();
         self.publisher.update(&self.record, |status| {
             status.address = Some(address);
             status.set(ConditionKind::AddressKnown, true, Reason::Running, "");

@@ -61,7 +61,7 @@ fn silence(source: AddressSource, mac: &str, error: Option<&virt::error::Error>)
 }
 
 /// The first usable address of the interface with `mac`, IPv4 before IPv6.
-fn pick(interfaces: &[Interface], mac: &str) -> Option<IpAddr> {
+pub(super) fn pick(interfaces: &[Interface], mac: &str) -> Option<IpAddr> {
     let ours = interfaces.iter().filter(|interface| {
         interface.hwaddr.as_deref().is_some_and(|found| found.eq_ignore_ascii_case(mac))
     });

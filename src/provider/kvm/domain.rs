@@ -117,10 +117,20 @@ fn taken(connection: &Connect, guest: &Guest, error: &Error) -> CallError {
     }
 }
 
-/// Starts the domain; that it runs is fine.
-pub(super) fn start(connection: &Connect, guest: &Guest) -> Result<(), CallError> {
+/// Starts the domain; that it runs is fine. With `fresh_nvram` it gets new NVRAM.
+pub(super) fn start(
+    connection: &Connect,
+    guest: &Guest,
+    fresh_nvram: bool,
+) -> Result<(), CallError> {
     let domain = require(connection, guest)?;
-    match domain.create() {
+    let flags = if fresh_nvram { sys::VIR_DOMAIN_START_RESET_NVRAM } else { 0 };
+    let started = match domain.create_with_flags(flags).map(drop) {
+        // libvirt before 8.1, and drivers without firmware, don't know the flag.
+        Err(error) if fresh_nvram && is(&error, ErrorNumber::InvalidArg) => domain.create(),
+        started => started,
+    };
+    match started {
         Ok(()) => Ok(()),
         Err(error) if is(&error, ErrorNumber::OperationInvalid) => Ok(()),
         Err(error) => Err(refused(guest, "start", &error)),

@@ -209,7 +209,7 @@ impl DomainXml<'_> {
 
 fn channel(xml: &mut Xml) -> io::Result<()> {
     xml.create_element("channel").with_attribute(("type", "unix")).write_inner_content(|xml| {
-        empty(xml, "target", &[("type", "virtio"), ("name", "org.qemu.guest_agent.0")])
+        empty(xml, "target", &[("type", "virtio"), ("name", super::clues::AGENT_CHANNEL)])
     })?;
     Ok(())
 }

@@ -121,6 +121,29 @@ pub(super) fn network(connection: &Connect, settings: &ProviderSettings) -> Resu
     )))
 }
 
+#[derive(Debug, Deserialize)]
+struct NetworkXml {
+    #[serde(rename = "ip", default)]
+    ips: Vec<NetworkIp>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NetworkIp {
+    dhcp: Option<Dhcp>,
+}
+
+/// Its content does not matter.
+#[derive(Debug, Deserialize)]
+struct Dhcp {}
+
+/// Whether libvirt runs a DHCP server on the network `name`, and so knows its leases.
+pub(super) fn serves_dhcp(connection: &Connect, name: &str) -> Result<bool, CallError> {
+    let lookup = connection.lookup_network_by_name(name);
+    let Some(network) = found(lookup, ErrorNumber::NoNetwork)? else { return Ok(false) };
+    let parsed: NetworkXml = parse(&network.xml_desc(0)?, "network")?;
+    Ok(parsed.ips.iter().any(|ip| ip.dhcp.is_some()))
+}
+
 /// How guests are run here.
 ///
 /// # Errors
@@ -183,7 +206,7 @@ pub(super) fn firmware(virtualisation: &Virtualisation, wanted: Firmware) -> Res
     Err(Fault::new(FaultKind::FirmwareUnavailable, text).into())
 }
 
-fn parse<T: for<'de> Deserialize<'de>>(xml: &str, what: &str) -> Result<T, CallError> {
+pub(super) fn parse<T: for<'de> Deserialize<'de>>(xml: &str, what: &str) -> Result<T, CallError> {
     quick_xml::de::from_str(xml).map_err(|error| {
         let text = format!("libvirt's {what} XML can't be read: {error}");
         Fault::new(FaultKind::ProviderUnavailable, text).into()
@@ -203,6 +226,19 @@ mod tests {
         let parsed: DomainCapabilities = parse(xml, "test").unwrap();
         assert_eq!(parsed.arch, "x86_64");
         assert_eq!(parsed.os.enums[0].values, ["bios", "efi"]);
+    }
+
+    #[test]
+    fn a_dhcp_server_is_read_from_the_network() {
+        let serves = |inner: &str| {
+            let xml = format!("<network><name>n</name><bridge name='b'/>{inner}</network>");
+            let parsed: NetworkXml = parse(&xml, "network").unwrap();
+            parsed.ips.iter().any(|ip| ip.dhcp.is_some())
+        };
+        let range = "<dhcp><range start='192.0.2.2' end='192.0.2.9'/></dhcp>";
+        assert!(serves(&format!("<ip address='192.0.2.1' prefix='24'>{range}</ip><ip/>")));
+        assert!(!serves("<ip address='192.0.2.1' prefix='24'/>"));
+        assert!(!serves(""));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! into the pool.
 
 mod address;
+mod clues;
 mod connection;
 mod directory;
 mod domain;
@@ -20,19 +21,15 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 use virt::connect::Connect;
 
+use self::clues::console_path;
 use self::connection::{CallError, Link};
 use self::domain_xml::DomainXml;
 use self::volumes::NewVolume;
-use super::{AddressView, DomainView, Guest, Observed, Owned, Provider, Shape};
+use super::{AddressView, Clues, DomainView, Guest, Observed, Owned, Provider, Shape};
 use crate::config::{ProviderSettings, ProviderType};
 use crate::image::{ImageSource, Leftover, Progress, Spool, overlay_file_name, seed_file_name};
 use crate::model::{Fault, FaultKind, Firmware, ImageKey};
 use crate::store::BaseRef;
-
-/// Where consoles are logged on the guest's host: virtlogd writes there under every
-/// security policy that distributions ship. A Proxy's name has no dot, so no QEMU log
-/// can have the same name.
-const CONSOLE_DIRECTORY: &str = "/var/log/libvirt/qemu";
 
 /// How a base gets into the pool.
 #[async_trait]
@@ -95,10 +92,6 @@ impl Kvm {
         let settings = self.settings.clone();
         self.link.run(move |connection| work(connection, &settings)).await
     }
-}
-
-fn console_path(guest: &Guest) -> PathBuf {
-    Path::new(CONSOLE_DIRECTORY).join(format!("{}.console.log", guest.domain_name()))
 }
 
 #[async_trait]
@@ -205,12 +198,12 @@ impl Provider for Kvm {
         .await
     }
 
-    async fn start(&self, guest: &Guest, base: &BaseRef) -> Result<(), Fault> {
+    async fn start(&self, guest: &Guest, base: &BaseRef, first: bool) -> Result<(), Fault> {
         self.publisher.unchanged(base).await?;
         let guest = guest.clone();
         self.run(move |connection, settings| {
             host::network(connection, settings)?;
-            domain::start(connection, &guest)
+            domain::start(connection, &guest, first)
         })
         .await
     }
@@ -220,6 +213,22 @@ impl Provider for Kvm {
         self.run(move |connection, _| {
             let domain = domain::require(connection, &guest)?;
             address::find(&domain, &guest.mac(), agent_only)
+        })
+        .await
+    }
+
+    async fn clues(&self, guest: &Guest) -> Result<Clues, Fault> {
+        let guest = guest.clone();
+        self.run(move |connection, settings| clues::gather(connection, settings, &guest)).await
+    }
+
+    async fn console(&self, guest: &Guest, limit: u64) -> Result<Vec<u8>, Fault> {
+        let path = console_path(guest);
+        crate::tasks::blocking(move || {
+            clues::end_of(&path, limit).map_err(|error| {
+                let text = format!("the console log {} can't be read: {error}", path.display());
+                Fault::new(FaultKind::StateFailed, text)
+            })
         })
         .await
     }

@@ -1,0 +1,195 @@
+//! What can be told of a Proxy that is not as it should be: the step that holds it up,
+//! the cause as far as it shows from outside, and the tails of console and QEMU log.
+
+mod console;
+mod diagnosis;
+mod qemu_log;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+pub use diagnosis::{Cause, Diagnosis, diagnose, diagnose_proxy};
+
+use crate::model::{Condition, Fault, ProxyName, ProxyStatus};
+use crate::provider::{AgentView, Clues, DomainView, LeaseView, Tail};
+
+/// Bytes of console and log that evidence holds of each, from their end.
+const TAIL: usize = 16 << 10;
+
+/// Everything about one Proxy at one time, for `Evidence` on the bus.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Evidence {
+    proxy: String,
+    phase: &'static str,
+    healthy: bool,
+    /// The step under way or the fault that holds it up.
+    step: &'static str,
+    message: String,
+    permanent: bool,
+    conditions: Vec<ConditionRow>,
+    /// The most likely cause; absent when nothing is amiss or nothing is known.
+    diagnosis: Option<Diagnosis>,
+    /// What was found on the host; absent when it could not be asked.
+    guest: Option<GuestRow>,
+    /// Why the host could not be asked.
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ConditionRow {
+    kind: &'static str,
+    holds: bool,
+    reason: &'static str,
+    message: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct GuestRow {
+    domain: &'static str,
+    domain_reason: Option<String>,
+    domain_type: String,
+    agent: &'static str,
+    lease: Option<String>,
+    console: TailRow,
+    qemu_log: TailRow,
+}
+
+#[derive(Debug, Serialize)]
+struct TailRow {
+    path: PathBuf,
+    tail: Option<String>,
+    error: Option<String>,
+}
+
+impl Evidence {
+    /// What is told of the Proxy `name`, whose provider gave `clues`.
+    pub fn new(
+        name: &ProxyName,
+        status: &ProxyStatus,
+        agent_wanted: bool,
+        clues: Result<Clues, Fault>,
+    ) -> Self {
+        let found = clues.as_ref().ok().and_then(|clues| match status.address {
+            None => diagnose(clues, agent_wanted),
+            Some(_) if !status.healthy() => diagnose_proxy(clues),
+            Some(_) => None,
+        });
+        Self {
+            proxy: name.to_string(),
+            phase: status.phase.as_str(),
+            healthy: status.healthy(),
+            step: status.reason.as_str(),
+            message: status.message.clone(),
+            permanent: status.permanent,
+            conditions: status.conditions.iter().map(condition_row).collect(),
+            diagnosis: found,
+            error: clues.as_ref().err().map(ToString::to_string),
+            guest: clues.ok().map(guest_row),
+        }
+    }
+
+    /// As JSON, for people to read as well.
+    pub fn json(&self) -> String {
+        // Strings, booleans and lists of such always have a JSON form.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+fn condition_row(condition: &Condition) -> ConditionRow {
+    let Condition { kind, holds, reason, message, .. } = condition;
+    ConditionRow { kind: kind.as_str(), holds: *holds, reason, message: message.clone() }
+}
+
+fn guest_row(clues: Clues) -> GuestRow {
+    let (domain, domain_reason) = match clues.domain {
+        DomainView::Absent => ("absent", None),
+        DomainView::Foreign { uuid } => ("foreign", Some(format!("its UUID is {uuid}"))),
+        DomainView::Off { reason } => ("off", Some(reason)),
+        DomainView::Paused { reason } => ("paused", Some(reason)),
+        DomainView::Running => ("running", None),
+    };
+    GuestRow {
+        domain,
+        domain_reason,
+        domain_type: clues.domain_type,
+        agent: match clues.agent {
+            AgentView::Connected => "connected",
+            AgentView::Disconnected => "disconnected",
+            AgentView::NoChannel => "no channel",
+        },
+        lease: match clues.lease {
+            LeaseView::Leased(ip) => Some(ip.to_string()),
+            LeaseView::NotYet | LeaseView::NotKept => None,
+        },
+        console: tail_row(clues.console, console::plain),
+        qemu_log: tail_row(clues.log, |bytes| {
+            qemu_log::latest(&String::from_utf8_lossy(bytes)).to_owned()
+        }),
+    }
+}
+
+fn tail_row(log: Tail, read: impl Fn(&[u8]) -> String) -> TailRow {
+    let (tail, error) = match log.content {
+        Ok(bytes) => (Some(ending(&read(&bytes))), None),
+        Err(error) => (None, Some(error)),
+    };
+    TailRow { path: log.path, tail, error }
+}
+
+/// The end of `text`, in whole lines if it has any.
+fn ending(text: &str) -> String {
+    let least = text.len().saturating_sub(TAIL);
+    let from = (least..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    let end = &text[from..];
+    match end.find('\n') {
+        Some(at) if from > 0 => end[at + 1..].to_owned(),
+        _ => end.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clues() -> Clues {
+        let tail = |content| Tail { path: "/log".into(), content };
+        Clues {
+            domain: DomainView::Running,
+            domain_type: "qemu".into(),
+            agent: AgentView::Disconnected,
+            lease: LeaseView::NotYet,
+            console: tail(Ok(("x".repeat(TAIL) + "\nBooting\n").into())),
+            log: tail(Err("gone".into())),
+        }
+    }
+
+    #[test]
+    fn evidence_is_json_with_the_cause_and_both_tails() {
+        let name = ProxyName::new("web").unwrap();
+        let evidence = Evidence::new(&name, &ProxyStatus::pending(), true, Ok(clues()));
+        let json: serde_json::Value = serde_json::from_str(&evidence.json()).unwrap();
+        assert_eq!(json["diagnosis"]["cause"], "NotBooted");
+        assert_eq!(json["guest"]["console"]["tail"], "Booting\n");
+        assert_eq!(json["guest"]["qemuLog"]["error"], "gone");
+        assert_eq!(json["step"], "Queued");
+    }
+
+    #[test]
+    fn without_the_host_it_says_why() {
+        let fault = Fault::new(crate::model::FaultKind::ProviderUnavailable, "no libvirt");
+        let name = ProxyName::new("web").unwrap();
+        let evidence = Evidence::new(&name, &ProxyStatus::pending(), true, Err(fault));
+        let json: serde_json::Value = serde_json::from_str(&evidence.json()).unwrap();
+        assert_eq!(json["error"], "no libvirt");
+        assert!(json["guest"].is_null());
+    }
+
+    #[test]
+    fn a_tail_cuts_no_letter() {
+        let text = "ü".repeat(TAIL);
+        assert!(ending(&text).len() <= TAIL);
+    }
+}

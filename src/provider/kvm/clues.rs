@@ -1,0 +1,165 @@
+//! What can be seen of a guest from its host: the domain, the agent's channel, the
+//! DHCP lease, and the tails of its console and of QEMU's log.
+
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use virt::connect::Connect;
+use virt::domain::Domain;
+use virt::sys;
+
+use super::connection::CallError;
+use super::{address, domain, host};
+use crate::config::{NetworkAttachment, ProviderSettings};
+use crate::provider::{AgentView, Clues, Guest, LeaseView, Tail};
+
+/// Where consoles are logged on the guest's host: virtlogd writes there under every
+/// security policy that distributions ship. A Proxy's name has no dot, so no QEMU log
+/// can have the same name. QEMU's own logs stand beside.
+const DIRECTORY: &str = "/var/log/libvirt/qemu";
+
+/// The name of the guest agent's channel.
+pub(super) const AGENT_CHANNEL: &str = "org.qemu.guest_agent.0";
+
+/// Bytes read from the end of a log.
+const TAIL: u64 = 256 << 10;
+
+#[derive(Debug, Deserialize)]
+struct DomainXml {
+    #[serde(rename = "@type")]
+    kind: String,
+    devices: Devices,
+}
+
+#[derive(Debug, Deserialize)]
+struct Devices {
+    #[serde(default)]
+    channel: Vec<Channel>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Channel {
+    target: Option<Target>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    #[serde(rename = "@name")]
+    name: Option<String>,
+    #[serde(rename = "@state")]
+    state: Option<String>,
+}
+
+/// The log of the guest's serial console.
+pub(super) fn console_path(guest: &Guest) -> PathBuf {
+    Path::new(DIRECTORY).join(format!("{}.console.log", guest.domain_name()))
+}
+
+fn log_path(guest: &Guest) -> PathBuf {
+    Path::new(DIRECTORY).join(format!("{}.log", guest.domain_name()))
+}
+
+/// Gathers them.
+pub(super) fn gather(
+    connection: &Connect,
+    settings: &ProviderSettings,
+    guest: &Guest,
+) -> Result<Clues, CallError> {
+    let view = domain::view(connection, guest)?;
+    let mut clues = Clues {
+        domain: view,
+        domain_type: String::new(),
+        agent: AgentView::NoChannel,
+        lease: LeaseView::NotKept,
+        console: tail(console_path(guest)),
+        log: tail(log_path(guest)),
+    };
+    if let Some(domain) = domain::lookup(connection, guest)? {
+        let xml: DomainXml = host::parse(&domain.xml_desc(0)?, "domain")?;
+        clues.agent = agent(&xml);
+        clues.domain_type = xml.kind;
+        clues.lease = lease(connection, settings, &domain, &guest.mac())?;
+    }
+    Ok(clues)
+}
+
+fn agent(xml: &DomainXml) -> AgentView {
+    let targets = xml.devices.channel.iter().filter_map(|channel| channel.target.as_ref());
+    let ours = targets.into_iter().find(|target| target.name.as_deref() == Some(AGENT_CHANNEL));
+    match ours.map(|target| target.state.as_deref()) {
+        None => AgentView::NoChannel,
+        Some(Some("connected")) => AgentView::Connected,
+        Some(_) => AgentView::Disconnected,
+    }
+}
+
+fn lease(
+    connection: &Connect,
+    settings: &ProviderSettings,
+    domain: &Domain,
+    mac: &str,
+) -> Result<LeaseView, CallError> {
+    let NetworkAttachment::Network(name) = &settings.network else {
+        return Ok(LeaseView::NotKept);
+    };
+    if !host::serves_dhcp(connection, name)? {
+        return Ok(LeaseView::NotKept);
+    }
+    // A domain that is off has no interface to ask about.
+    let source = sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE;
+    let found: Option<IpAddr> = domain
+        .interface_addresses(source, 0)
+        .ok()
+        .and_then(|interfaces| address::pick(&interfaces, mac));
+    Ok(found.map_or(LeaseView::NotYet, LeaseView::Leased))
+}
+
+fn tail(path: PathBuf) -> Tail {
+    let content = end_of(&path, TAIL).map_err(|error| error.to_string());
+    Tail { path, content }
+}
+
+/// The last `limit` bytes of a file.
+pub(super) fn end_of(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut file = std::fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agents_channel_is_read_from_the_live_xml() {
+        let of = |channels: &str| {
+            let xml = format!("<domain type='qemu'><devices>{channels}</devices></domain>");
+            agent(&host::parse(&xml, "domain").map_err(|_| "unreadable").unwrap())
+        };
+        let channel = |state: &str| {
+            format!(
+                "<channel type='spicevmc'><target type='virtio' name='x'/></channel><channel \
+                 type='unix'><source mode='bind'/><target type='virtio' name='{AGENT_CHANNEL}' \
+                 {state}/><alias name='a'/></channel>"
+            )
+        };
+        assert_eq!(of(&channel("state='connected'")), AgentView::Connected);
+        assert_eq!(of(&channel("state='disconnected'")), AgentView::Disconnected);
+        assert_eq!(of(&channel("")), AgentView::Disconnected);
+        assert_eq!(of("<disk/>"), AgentView::NoChannel);
+    }
+
+    #[test]
+    fn only_the_end_of_a_log_is_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"0123456789").unwrap();
+        assert_eq!(end_of(file.path(), 4).unwrap(), b"6789");
+        assert_eq!(end_of(file.path(), 99).unwrap(), b"0123456789");
+        assert!(end_of(Path::new("/nowhere"), 1).is_err());
+    }
+}
