@@ -37,7 +37,7 @@ build: deps
 # Only copies: what must be told about the new files is in activate.
 install:
 	@test -x target/release/proxyd || { echo "make build comes first" >&2; exit 1; }
-	install -Dm0755 target/release/proxyd $(DESTDIR)$(bindir)/proxyd
+	install -Dm0755 -t $(DESTDIR)$(bindir) target/release/proxyd target/release/proxyctl
 	install -d $(DESTDIR)$(unitdir)
 	sed 's|@bindir@|$(bindir)|' systemd/proxyd.service > $(DESTDIR)$(unitdir)/proxyd.service
 	install -Dm0644 systemd/proxyd.sysusers $(DESTDIR)$(sysusersdir)/proxyd.conf

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
-use zbus::{Connection, ObjectPath, OwnedObjectPath, OwnedVariant, interface};
+use zbus::{Connection, ObjectPath, OwnedObjectPath, interface};
 
 use super::auth::Action;
 use super::error::CallError;
 use super::proxy::{endpoint, path};
+use super::value::SpecValue;
 use super::{Services, spec};
 use crate::image::Leftover;
 use crate::model::{EntryName, Fault, FaultKind, ImageKey, ProxyName};
@@ -91,7 +92,7 @@ impl Manager {
     async fn create_proxy(
         &self,
         name: &str,
-        spec: HashMap<String, OwnedVariant>,
+        spec: HashMap<String, SpecValue>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath, CallError> {

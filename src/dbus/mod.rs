@@ -7,6 +7,7 @@ mod manager;
 mod objects;
 mod proxy;
 mod spec;
+mod value;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::reconcile::{Event, Supervisor};
 
 pub use auth::{Action, Authorizer, Polkit};
 pub use manager::Reloader;
+pub use value::SpecValue;
 
 /// The well-known name.
 pub const BUS_NAME: &str = "org.proxyd1";

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use zbus::{OwnedVariant, Variant};
-
+use super::value::SpecValue;
 use crate::model::{EntryName, Fault, FaultKind, ProxySpec, Secret, SpecInput, UrlOrigin};
 
 /// Checks `values` whole and makes a specification of them.
@@ -12,7 +11,7 @@ use crate::model::{EntryName, Fault, FaultKind, ProxySpec, Secret, SpecInput, Ur
 /// `InvalidArgument`, naming every key that is unknown, of the wrong type, or not
 /// acceptable.
 pub(super) fn parse(
-    values: HashMap<String, OwnedVariant>,
+    values: HashMap<String, SpecValue>,
     only_entry: Option<&EntryName>,
 ) -> Result<ProxySpec, Fault> {
     let mut input = SpecInput::default();
@@ -20,7 +19,7 @@ pub(super) fn parse(
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_by(|a, b| a.0.cmp(&b.0));
     for (key, value) in values {
-        if let Err(problem) = take(&mut input, &key, &value) {
+        if let Err(problem) = take(&mut input, &key, value) {
             problems.push(problem);
         }
     }
@@ -33,7 +32,7 @@ pub(super) fn parse(
     Err(Fault::new(FaultKind::InvalidArgument, problems.join("; ")))
 }
 
-fn take(input: &mut SpecInput, key: &str, value: &Variant<'_>) -> Result<(), String> {
+fn take(input: &mut SpecInput, key: &str, value: SpecValue) -> Result<(), String> {
     match key {
         "Provider" => put(&mut input.provider, text(value)),
         "Image" => put(&mut input.image, text(value)),
@@ -43,29 +42,11 @@ fn take(input: &mut SpecInput, key: &str, value: &Variant<'_>) -> Result<(), Str
         "UserData" => put(&mut input.user_data, secret(value)),
         "NetworkConfig" => put(&mut input.network_config, secret(value)),
         "AllowedClients" => put(&mut input.allowed_clients, texts(value)),
-        "Vcpus" => put(
-            &mut input.vcpus,
-            typed(value, "u", |v| match v {
-                Variant::U32(number) => Some(*number),
-                _ => None,
-            }),
-        ),
+        "Vcpus" => put(&mut input.vcpus, word(value)),
         "MemoryMiB" => put(&mut input.memory_mib, long(value)),
         "DiskGiB" => put(&mut input.disk_gib, long(value)),
-        "Port" => put(
-            &mut input.port,
-            typed(value, "q", |v| match v {
-                Variant::U16(number) => Some(*number),
-                _ => None,
-            }),
-        ),
-        "Autostart" => put(
-            &mut input.autostart,
-            typed(value, "b", |v| match v {
-                Variant::Bool(flag) => Some(*flag),
-                _ => None,
-            }),
-        ),
+        "Port" => put(&mut input.port, short(value)),
+        "Autostart" => put(&mut input.autostart, flag(value)),
         _ => {
             let shown: String = key.chars().take(80).collect();
             return Err(format!(
@@ -82,74 +63,68 @@ fn put<T>(slot: &mut Option<T>, value: Result<T, String>) -> Result<(), String> 
     Ok(())
 }
 
-fn typed<T>(
-    value: &Variant<'_>,
-    expected: &str,
-    pick: impl Fn(&Variant<'_>) -> Option<T>,
-) -> Result<T, String> {
-    let inner = match value {
-        // `busctl` users write a variant in a variant easily; it means the same.
-        Variant::Variant(inner) => inner,
-        other => other,
-    };
-    pick(inner).ok_or_else(|| {
-        let found = inner.value_signature().to_string();
-        format!("its type is {found:?}, and {expected:?} is expected")
-    })
+fn mistaken<T>(value: &SpecValue, expected: &str) -> Result<T, String> {
+    Err(format!("its type is {:?}, and {expected:?} is expected", value.signature()))
 }
 
-fn text(value: &Variant<'_>) -> Result<String, String> {
-    typed(value, "s", |value| match value {
-        Variant::Str(text) => Some(text.to_string()),
-        _ => None,
-    })
+fn text(value: SpecValue) -> Result<String, String> {
+    match value {
+        SpecValue::Text(text) => Ok(text),
+        other => mistaken(&other, "s"),
+    }
 }
 
-fn long(value: &Variant<'_>) -> Result<u64, String> {
-    typed(value, "t", |value| match value {
-        Variant::U64(number) => Some(*number),
-        _ => None,
-    })
+fn texts(value: SpecValue) -> Result<Vec<String>, String> {
+    match value {
+        SpecValue::Texts(texts) => Ok(texts),
+        other => mistaken(&other, "as"),
+    }
 }
 
-fn texts(value: &Variant<'_>) -> Result<Vec<String>, String> {
-    typed(value, "as", |value| match value {
-        Variant::Array(array) => array
-            .iter()
-            .map(|item| match item {
-                Variant::Str(text) => Some(text.to_string()),
-                _ => None,
-            })
-            .collect(),
-        _ => None,
-    })
+fn secret(value: SpecValue) -> Result<Secret, String> {
+    match value {
+        SpecValue::Text(text) => Ok(Secret::new(text.into_bytes())),
+        SpecValue::Bytes(bytes) => Ok(Secret::new(bytes)),
+        other => mistaken(&other, "s or ay"),
+    }
 }
 
-fn secret(value: &Variant<'_>) -> Result<Secret, String> {
-    typed(value, "s or ay", |value| match value {
-        Variant::Str(text) => Some(Secret::new(text.as_bytes().to_vec())),
-        Variant::Array(array) => {
-            let bytes = array.iter().map(|item| match item {
-                Variant::U8(byte) => Some(*byte),
-                _ => None,
-            });
-            bytes.collect::<Option<Vec<u8>>>().map(Secret::new)
-        }
-        _ => None,
-    })
+fn flag(value: SpecValue) -> Result<bool, String> {
+    match value {
+        SpecValue::Flag(flag) => Ok(flag),
+        other => mistaken(&other, "b"),
+    }
+}
+
+fn short(value: SpecValue) -> Result<u16, String> {
+    match value {
+        SpecValue::U16(number) => Ok(number),
+        other => mistaken(&other, "q"),
+    }
+}
+
+fn word(value: SpecValue) -> Result<u32, String> {
+    match value {
+        SpecValue::U32(number) => Ok(number),
+        other => mistaken(&other, "u"),
+    }
+}
+
+fn long(value: SpecValue) -> Result<u64, String> {
+    match value {
+        SpecValue::U64(number) => Ok(number),
+        other => mistaken(&other, "t"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn refused(key: &str, value: Variant<'static>) -> String {
-        let values = [
-            ("Provider".to_owned(), Variant::from("home")),
-            ("Image".to_owned(), Variant::from("debian-13")),
-            (key.to_owned(), value),
-        ];
-        let values = values.map(|(key, value)| (key, OwnedVariant::try_from(value).unwrap()));
+    fn refused(key: &str, value: SpecValue) -> String {
+        let text = |text: &str| SpecValue::Text(text.into());
+        let values = [("Provider", text("home")), ("Image", text("debian-13")), (key, value)];
+        let values = values.map(|(key, value)| (key.to_owned(), value));
         let fault = parse(values.into(), None).unwrap_err();
         assert_eq!(fault.kind, FaultKind::InvalidArgument);
         fault.message
@@ -158,27 +133,27 @@ mod tests {
     #[test]
     fn every_key_refuses_another_type_by_name() {
         for key in SpecInput::KEYS {
-            let message = refused(key, Variant::from(-5_i64));
+            let message = refused(key, SpecValue::Other("x".into()));
             assert!(message.starts_with(&format!("{key}: its type is \"x\"")), "{message}");
         }
     }
 
     #[test]
     fn unknown_keys_are_refused_by_name() {
-        let message = refused("Memory", Variant::from(1_u64));
+        let message = refused("Memory", SpecValue::U64(1));
         assert!(message.contains("\"Memory\"") && message.contains("MemoryMiB"), "{message}");
     }
 
     #[test]
     fn user_data_as_text_and_as_bytes() {
-        for value in [Variant::from("#!"), Variant::from(vec![b'#', b'!'])] {
-            assert_eq!(secret(&value).unwrap().expose(), b"#!");
+        for value in [SpecValue::Text("#!".into()), SpecValue::Bytes(b"#!".to_vec())] {
+            assert_eq!(secret(value).unwrap().expose(), b"#!");
         }
     }
 
     #[test]
     fn a_file_url_is_refused() {
-        let message = refused("HealthUrl", Variant::from("file:///etc/shadow"));
+        let message = refused("HealthUrl", SpecValue::Text("file:///etc/shadow".into()));
         assert!(message.starts_with("HealthUrl: "), "{message}");
     }
 }

@@ -1,20 +1,21 @@
 //! Bytes that must not reach a log, a property or an error message.
 
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// User-data and its like. `Debug` shows the length alone; the serialised form
+/// User-data and its like, cheap to clone. `Debug` shows the length alone; the serialised form
 /// (base64) is for the 0600 record only.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct Secret(Arc<[u8]>);
 
 impl Secret {
     /// Takes the bytes as they are.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self(bytes)
+        Self(bytes.into())
     }
 
     /// The bytes themselves: for the seed, and nothing else.
@@ -38,6 +39,6 @@ impl Serialize for Secret {
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        STANDARD.decode(text).map(Self).map_err(serde::de::Error::custom)
+        STANDARD.decode(text).map(Self::new).map_err(serde::de::Error::custom)
     }
 }

@@ -11,6 +11,17 @@ use super::script;
 use crate::model::Secret;
 
 const GZIP: &[u8] = b"\x1f\x8b";
+/// The types whose parts cloud-init decompresses (`DECOMP_TYPES` in its user_data.py).
+const COMPRESSED: [&str; 8] = [
+    "application/gzip",
+    "application/gzip-compressed",
+    "application/gzipped",
+    "application/x-compress",
+    "application/x-compressed",
+    "application/x-gunzip",
+    "application/x-gzip",
+    "application/x-gzip-compressed",
+];
 /// Decompressed data beyond this is an attack.
 const MAX_BYTES: u64 = 32 << 20;
 
@@ -27,13 +38,17 @@ impl VendorData {
     pub fn new(data: &Secret) -> Result<Self, String> {
         let bytes = data.expose();
         let plain = if bytes.starts_with(GZIP) { decompress(bytes)? } else { bytes.to_vec() };
-        String::from_utf8(plain).map(Self).map_err(|error| {
+        let text = String::from_utf8(plain).map_err(|error| {
             format!(
                 "it is not UTF-8 text (at byte {}): cloud-init would stop at it before it applies \
                  any user-data; give cloud-config, a script, or a MIME archive of such",
                 error.utf8_error().valid_up_to()
             )
-        })
+        })?;
+        if is_document(&text) {
+            check_parts(&text)?;
+        }
+        Ok(Self(text))
     }
 
     /// The text itself: for the seed, and nothing else.
@@ -54,11 +69,34 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, String> {
     MultiGzDecoder::new(bytes)
         .take(MAX_BYTES + 1)
         .read_to_end(&mut plain)
-        .map_err(|error| format!("it begins as gzip and can't be decompressed: {error}"))?;
+        .map_err(|error| format!("it is gzip that can't be decompressed: {error}"))?;
     if plain.len() as u64 > MAX_BYTES {
         return Err(format!("it decompresses to more than {MAX_BYTES} bytes"));
     }
     Ok(plain)
+}
+
+/// Makes sure that what an archive declares to be compressed can be decompressed: at
+/// anything else cloud-init stops.
+fn check_parts(document: &str) -> Result<(), String> {
+    let archive = mailparse::parse_mail(document.as_bytes())
+        .map_err(|error| format!("it is no MIME archive that can be read: {error}"))?;
+    for (number, part) in archive.parts().filter(|part| part.subparts.is_empty()).enumerate() {
+        if COMPRESSED.contains(&part.ctype.mimetype.as_str()) {
+            part.get_body_raw()
+                .map_err(|error| error.to_string())
+                .and_then(|body| decompress(&body))
+                .map_err(|why| {
+                    let kind = &part.ctype.mimetype;
+                    format!(
+                        "part {} of its MIME archive is declared as {kind}: {why}; cloud-init \
+                         would stop at it before it applies any user-data",
+                        number + 1
+                    )
+                })?;
+        }
+    }
+    Ok(())
 }
 
 /// The vendor-data file; nothing when there is nothing to deliver.

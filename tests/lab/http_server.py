@@ -3,7 +3,7 @@
 
 Usage: http_server.py PORT DIRECTORY
 
-Serves every regular file of DIRECTORY (no subdirectories) with
+Serves every regular file below DIRECTORY with
 Content-Length, ETag, Last-Modified and Range, `/generate_204` (status 204)
 and `/page.html`. One line a request goes to standard error.
 """
@@ -13,6 +13,7 @@ import http.server
 import os
 import re
 import sys
+import urllib.parse
 from http import HTTPStatus
 
 PAGE = b"""<!doctype html>
@@ -78,8 +79,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def send_file(self, name, body):
+        name = os.path.normpath(urllib.parse.unquote(name))
         path = os.path.join(self.directory, name)
-        if "/" in name or not os.path.isfile(path):
+        if name.startswith("..") or not os.path.isfile(path):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         file = open(path, "rb")

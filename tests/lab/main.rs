@@ -2,6 +2,7 @@
 //! cloud-init and squid. Run by `make test`; see README.md beside this file.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
+mod cloud_init;
 mod faults;
 mod host;
 mod images;

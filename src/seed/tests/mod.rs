@@ -141,6 +141,8 @@ fn what_cloud_init_would_stop_at_is_refused_with_the_reason() {
     assert!(error.contains("UTF-8") && error.contains("byte 1"), "{error}");
     assert!(refusal(&gzip(&[b'#', b'!', 0xff])).contains("byte 2"));
     assert!(refusal(&[0x1f, 0x8b, 0]).contains("can't be decompressed"));
+    let archive = ARCHIVE.replace("text/cloud-config", "application/gzip");
+    assert!(refusal(archive.as_bytes()).contains("part 1 of its MIME archive"));
     assert!(refusal(&gzip(&vec![b'#'; (32 << 20) + 1])).contains("more than"));
 }
 

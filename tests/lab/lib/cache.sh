@@ -3,12 +3,14 @@
 #
 #   $LAB_CACHE/host-HASH/          the host's root directory
 #   $LAB_CACHE/ready-HASH/ready.qcow2, bare-HASH/bare.qcow2
+#   $LAB_CACHE/repository-HASH/    the packages that bare lacks, to install from
+#   $LAB_CACHE/cloud-init-12-HASH/, cloud-init-13-HASH/   roots with cloud-init
 #   $LAB_CACHE/debs/               downloaded packages, to spare the mirror
 #   $LAB_CACHE/build.tmp/          the build under way
 #   $LAB_CACHE/build.lock          held by the one builder
 #   $LAB_CACHE/use.lock            held shared by whoever uses an artifact
 
-readonly LAB_ARTIFACTS=(host ready bare)
+readonly LAB_ARTIFACTS=(host ready bare repository cloud-init-12 cloud-init-13)
 readonly LAB_RECIPE=$LAB_DIR/recipe
 LAB_BUILD=$LAB_CACHE/build.tmp
 readonly LAB_BUILD
@@ -18,7 +20,8 @@ inputs_of() {
     case $1 in
         host) find "$LAB_DIR/lib/host.sh" "$LAB_RECIPE/host" "$LAB_RECIPE/host.packages" -type f ;;
         bare) guest_inputs ;;
-        ready) guest_inputs "$LAB_RECIPE/ready.packages" ;;
+        cloud-init-*) find "$LAB_DIR/lib/cloud_init.sh" "$LAB_RECIPE/cloud-init.packages" -type f ;;
+        ready | repository) guest_inputs "$LAB_RECIPE/ready.packages" ;;
     esac
 }
 
@@ -86,6 +89,8 @@ build_artifact() {
     mkdir -p "$LAB_BUILD/out" "$LAB_CACHE/debs"
     case $1 in
         host) build_host "$LAB_BUILD/out" ;;
+        cloud-init-*) build_cloud_init "${1##*-}" "$LAB_BUILD/out" ;;
+        repository) build_repository "$LAB_BUILD/out" ;;
         ready | bare) build_guest "$1" "$LAB_BUILD" "$LAB_BUILD/out/$1.qcow2" ;;
     esac
     sync -f "$LAB_BUILD/out"
@@ -100,7 +105,7 @@ remove_older() {
     exec {fd}>>"$LAB_CACHE/use.lock"
     if flock -n "$fd"; then
         for artifact in "${LAB_ARTIFACTS[@]}"; do
-            for old in "$LAB_CACHE/$artifact"-*; do
+            for old in "$LAB_CACHE/$artifact"-????????????????; do
                 [[ -e $old && $old != "$(artifact_path "$artifact")" ]] || continue
                 step "removing the older $old"
                 remove_tree "$old"
@@ -151,10 +156,10 @@ apt_options() {
     done
 }
 
-# debootstrap TARGET PACKAGES OPTION...: a minimal trixie in the directory.
+# debootstrap SUITE TARGET PACKAGES OPTION...: a minimal Debian in the directory.
 debootstrap() {
-    local target=$1 packages=$2 options mirror
-    shift 2
+    local suite=$1 target=$2 packages=$3 options mirror
+    shift 3
     mirror=$(debian_mirror)
     mapfile -t options < <(apt_options)
     # In a process namespace of its own: mmdebstrap told to end would go on
@@ -170,7 +175,7 @@ debootstrap() {
         --skip=download/empty,essential/unlink \
         --setup-hook="mkdir -p \"\$1/var/cache/apt/archives\" && cp -an '$LAB_CACHE/debs/.' \"\$1/var/cache/apt/archives/\"" \
         --customize-hook="cp -an \"\$1\"/var/cache/apt/archives/*.deb '$LAB_CACHE/debs/'; rm -rf \"\$1\"/var/cache/apt/archives/*.deb" \
-        "$@" trixie "$target" "$mirror" </dev/null >&2
+        "$@" "$suite" "$target" "$mirror" </dev/null >&2
 }
 
 # package_list FILE...: the packages, joined by commas; '#' starts a comment.

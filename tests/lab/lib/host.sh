@@ -12,7 +12,7 @@ readonly HOST_MASKED=(
 
 build_host() {
     local root=$1
-    debootstrap "$root" "$(package_list "$LAB_RECIPE/host.packages")" \
+    debootstrap trixie "$root" "$(package_list "$LAB_RECIPE/host.packages")" \
         --customize-hook="copy-in '$LAB_RECIPE/host/etc' /"
     step "settling the host's configuration"
     # mmdebstrap copies these two from the machine; an empty machine-id means

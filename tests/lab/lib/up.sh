@@ -67,6 +67,7 @@ container_options() {
     for image in ready bare; do
         printf -- '--bind-ro=%s:/srv/lab/%s.qcow2\n' "$(image_path "$image")" "$image"
     done
+    printf -- '--bind-ro=%s:/srv/lab/debian\n' "$(artifact_path repository)"
     if [[ -d /run/systemd/system ]]; then
         # systemd allots a scope; the scope must let the container make its node.
         printf '%s\n' '--property=DeviceAllow=/dev/kvm rwm'
