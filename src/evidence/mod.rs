@@ -11,7 +11,7 @@ use serde::Serialize;
 
 pub use diagnosis::{Cause, Diagnosis, diagnose, diagnose_proxy};
 
-use crate::model::{Condition, Fault, ProxyName, ProxyStatus};
+use crate::model::{AddressSource, Condition, Fault, ProxyName, ProxyStatus};
 use crate::provider::{AgentView, Clues, DomainView, LeaseView, Tail};
 
 /// Bytes of console and log that evidence holds of each, from their end.
@@ -72,10 +72,10 @@ impl Evidence {
         agent_wanted: bool,
         clues: Result<Clues, Fault>,
     ) -> Self {
-        let found = clues.as_ref().ok().and_then(|clues| match status.address {
-            None => diagnose(clues, agent_wanted),
-            Some(_) if !status.healthy() => diagnose_proxy(clues),
-            Some(_) => None,
+        let heard = status.address.is_some_and(|it| it.source == AddressSource::Agent);
+        let found = clues.as_ref().ok().filter(|_| !status.healthy()).and_then(|clues| {
+            diagnose_proxy(clues)
+                .or_else(|| if heard { None } else { diagnose(clues, agent_wanted) })
         });
         Self {
             proxy: name.to_string(),

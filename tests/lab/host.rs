@@ -17,8 +17,16 @@ pub struct Host {
 impl Host {
     /// Boots a host and installs proxyd with `config`.
     pub fn up(name: &str, config: &Value) -> Self {
+        Self::up_with(name, config, &[])
+    }
+
+    /// The same with an environment for the lab's own program.
+    pub fn up_with(name: &str, config: &Value, environment: &[(&str, &str)]) -> Self {
         lab(&["down", name]);
-        assert!(lab(&["up", name]).status.success(), "the lab host {name} does not come up");
+        let up = program().args(["up", name]).envs(environment.iter().copied()).output();
+        let up = up.expect("the lab's program runs");
+        let said = String::from_utf8_lossy(&up.stderr).into_owned();
+        assert!(up.status.success(), "the lab host {name} does not come up: {said}");
         let host = Self { name: name.to_owned() };
         assert!(lab(&["serve", name]).status.success(), "the lab's HTTP server does not start");
         host.install();
@@ -80,6 +88,11 @@ impl Host {
         ))
     }
 
+    /// Runs `proxyctl`, which has to succeed.
+    pub fn proxyctl(&self, arguments: &str) -> String {
+        self.run(&format!("proxyctl {arguments}"))
+    }
+
     pub fn delete(&self, name: &str) {
         self.run(&format!(
             "busctl call org.proxyd1 /org/proxyd1 org.proxyd1.Manager DeleteProxy s {name}"
@@ -127,6 +140,18 @@ impl Host {
         self.wait(&what, limit, || self.text(name, property) == value);
     }
 
+    /// Nothing of any Proxy may be left: no domain, volume, NVRAM, console or record.
+    pub fn nothing_is_left(&self) {
+        let left = self.run(
+            "virsh list --all --name | grep ^proxy- || true; \
+             ls -A /var/lib/libvirt/images | grep ^proxy- || true; \
+             ls -A /var/lib/libvirt/qemu/nvram /var/log/libvirt/qemu | \
+                 grep -E 'proxy.*(VARS|console)' || true; \
+             ls -A /var/lib/proxyd/proxies",
+        );
+        assert_eq!(left, "");
+    }
+
     fn evidence(&self) {
         let commands = [
             "busctl call org.proxyd1 /org/proxyd1 org.proxyd1.Manager ListProxies",
@@ -157,12 +182,13 @@ pub fn url(path: &str) -> String {
 
 /// Runs the lab's own program.
 pub fn lab(arguments: &[&str]) -> Output {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lab/lab");
-    Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the lab's program runs")
+    program().args(arguments).output().expect("the lab's program runs")
+}
+
+fn program() -> Command {
+    let mut program = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lab/lab"));
+    program.stdin(Stdio::null());
+    program
 }
 
 /// What a command printed, trimmed.

@@ -4,6 +4,7 @@
 
 mod cloud_init;
 mod faults;
+mod guest;
 mod host;
 mod images;
 mod main_job;

@@ -161,13 +161,7 @@ fn the_bases_are_marked(host: &Host, digest: &str) {
 
 fn nothing_is_left_but_the_base(host: &Host) {
     host.delete("web");
-    let left = host.run(&format!(
-        "virsh list --all --name | grep ^proxy- || true; \
-         ls -A {POOL} | grep ^proxy- || true; \
-         ls -A /var/lib/libvirt/qemu/nvram /var/log/libvirt/qemu | grep -E 'proxy.*(VARS|console)' || true; \
-         ls -A /var/lib/proxyd/proxies"
-    ));
-    assert_eq!(left, "");
+    host.nothing_is_left();
     assert!(host.exists(&format!("{POOL}/base-kvm-home-debian-13.qcow2")));
     assert!(host.exists(&format!("{POOL}/base-kvm-home-debian-13.qcow2.json")));
 }

@@ -230,3 +230,6 @@ fn empty(xml: &mut Xml, name: &str, attributes: &[(&str, &str)]) -> io::Result<(
     xml.create_element(name).with_attributes(attributes.iter().copied()).write_empty()?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

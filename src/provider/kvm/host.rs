@@ -23,6 +23,14 @@ pub(super) struct Virtualisation {
     firmware: Vec<String>,
 }
 
+#[cfg(test)]
+impl Virtualisation {
+    pub(super) fn new(domain_type: &'static str, arch: &str, firmware: &[&str]) -> Self {
+        let firmware = firmware.iter().map(|&kind| kind.to_owned()).collect();
+        Self { domain_type, arch: arch.to_owned(), firmware }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 struct DomainCapabilities {
     arch: String,
@@ -196,14 +204,25 @@ fn capabilities(
 /// # Errors
 /// `FirmwareUnavailable`, naming the packages.
 pub(super) fn firmware(virtualisation: &Virtualisation, wanted: Firmware) -> Result<(), CallError> {
-    // SeaBIOS comes with QEMU; libvirt lists it under another heading, if at all.
-    if wanted == Firmware::Bios || virtualisation.firmware.iter().any(|kind| kind == "efi") {
+    let unavailable = |text: String| Err(Fault::new(FaultKind::FirmwareUnavailable, text).into());
+    if wanted == Firmware::Bios {
+        // SeaBIOS comes with QEMU; libvirt lists it under another heading, if at all.
+        let arch = &*virtualisation.arch;
+        return if matches!(arch, "x86_64" | "i686") {
+            Ok(())
+        } else {
+            unavailable(format!(
+                "a host of architecture {arch} has no BIOS: set the image's firmware to \"uefi\""
+            ))
+        };
+    }
+    if virtualisation.firmware.iter().any(|kind| kind == "efi") {
         return Ok(());
     }
     let text = "the host has no UEFI firmware that libvirt can choose: install OVMF (Debian and \
                 Ubuntu: package ovmf; Fedora: edk2-ovmf; NixOS: virtualisation.libvirtd.qemu.ovmf), \
                 or set the image's firmware to \"bios\"";
-    Err(Fault::new(FaultKind::FirmwareUnavailable, text).into())
+    unavailable(text.into())
 }
 
 pub(super) fn parse<T: for<'de> Deserialize<'de>>(xml: &str, what: &str) -> Result<T, CallError> {
@@ -243,13 +262,19 @@ mod tests {
 
     #[test]
     fn without_ovmf_the_error_names_the_package() {
-        let host = Virtualisation { domain_type: "qemu", arch: "x86_64".into(), firmware: vec![] };
+        let host = Virtualisation::new("qemu", "x86_64", &[]);
         assert!(firmware(&host, Firmware::Bios).is_ok());
         let Err(CallError::Fault(fault)) = firmware(&host, Firmware::Uefi) else {
             panic!("a guest was promised firmware that isn't there");
         };
         assert_eq!(fault.kind, FaultKind::FirmwareUnavailable);
         assert!(fault.message.contains("package ovmf"), "{fault}");
+        let Err(CallError::Fault(fault)) =
+            firmware(&Virtualisation::new("kvm", "aarch64", &["efi"]), Firmware::Bios)
+        else {
+            panic!("a guest was promised a BIOS where there is none");
+        };
+        assert!(fault.message.contains("aarch64"), "{fault}");
     }
 
     #[test]
