@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::explain::Explanation;
+use super::explain::{Explanation, Inquiry};
 use super::plan::{Step, next_step};
 use super::publish::Publisher;
 use super::{Command, Shared, backoff, source};
@@ -118,7 +118,7 @@ impl Core {
     ) -> Result<Next, Fault> {
         match step {
             Step::Refuse(fault) => Err(fault),
-            Step::Stalled { reason } => Err(self.paused(provider, &reason).await),
+            Step::Stalled { reason } => Err(self.inquiry(provider).paused(&reason).await),
             Step::Remove | Step::Discard => self.discard(provider).await,
             Step::Begin => self.begin().await,
             Step::EnsureImage => self.ensure_image(provider, cancel).await,
@@ -373,7 +373,7 @@ impl Core {
         observed: &Observed,
     ) -> Result<Next, Fault> {
         if self.starts > 0 && !std::mem::replace(&mut self.rested, true) {
-            return Err(self.stopped(provider, &observed.domain).await);
+            return Err(self.inquiry(provider).stopped(&observed.domain).await);
         }
         self.doing(Reason::StartingDomain, "starting the domain");
         let Some(base) = self.base() else { return Ok(Next::Again) };
@@ -385,6 +385,11 @@ impl Core {
         self.starts = self.starts.saturating_add(1);
         self.rested = false;
         Ok(Next::Again)
+    }
+
+    pub(super) fn inquiry<'a>(&'a self, provider: &'a SharedProvider) -> Inquiry<'a> {
+        let agent_wanted = self.shared.wants_agent(self.record.entry());
+        Inquiry { provider, guest: &self.guest, agent_wanted }
     }
 
     fn base(&self) -> Option<BaseRef> {

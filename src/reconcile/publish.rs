@@ -77,6 +77,17 @@ impl Publisher {
         }
     }
 
+    /// Tells why a guest has no known address.
+    pub(super) fn explain(&self, record: &Record, why: &str) {
+        tracing::warn!(
+            message_id = journal::STEP_DELAYED,
+            proxyd_proxy = %self.name,
+            proxyd_provider = %record.entry(),
+            proxyd_image = record.spec.image.shown(),
+            "Proxy {}: no address yet: {why}", self.name
+        );
+    }
+
     fn tell(&self, record: &Record, before: &ProxyStatus, after: &ProxyStatus) {
         if before.phase != after.phase {
             tracing::info!(

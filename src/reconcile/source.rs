@@ -72,3 +72,42 @@ pub(super) fn disk_size(spec: &ProxySpec, base: &BaseRef) -> Result<u64, Fault> 
         ),
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ImageFormat, Sha256Digest, SpecInput, UrlOrigin};
+
+    fn spec(image: &str, disk_gib: Option<u64>) -> ProxySpec {
+        let (provider, image) = (Some("home".into()), Some(image.into()));
+        let input = SpecInput { provider, image, disk_gib, ..SpecInput::default() };
+        input.validate(UrlOrigin::Api, None).unwrap()
+    }
+
+    #[test]
+    fn a_disk_is_never_smaller_than_its_image() {
+        let base = BaseRef {
+            file: "base-home-a.qcow2".into(),
+            path: "/pool/base-home-a.qcow2".into(),
+            digest: Sha256Digest::of(b""),
+            format: ImageFormat::Qcow2,
+            virtual_size: (2 << 30) + 1,
+        };
+        assert_eq!(disk_size(&spec("a", None), &base), Ok((2 << 30) + 1));
+        assert_eq!(disk_size(&spec("a", Some(3)), &base), Ok(3 << 30));
+        let fault = disk_size(&spec("a", Some(2)), &base).unwrap_err();
+        assert!(fault.is_permanent());
+        for part in ["DiskGiB 2", "base-home-a.qcow2", "2147483649 bytes", "at least 3"] {
+            assert!(fault.message.contains(part), "{fault}");
+        }
+    }
+
+    #[test]
+    fn an_image_given_as_a_url_boots_by_uefi() {
+        let settings = crate::config::parse(r#"{"providers": {"home": {}}}"#).unwrap();
+        let (source, firmware) = resolve(&settings, &spec("http://h/a.qcow2", None)).unwrap();
+        assert_eq!(firmware, Firmware::Uefi);
+        assert_eq!(source.key.as_str().len(), 16);
+        assert_eq!(resolve(&settings, &spec("a", None)).unwrap_err().kind, FaultKind::NoSuchImage);
+    }
+}

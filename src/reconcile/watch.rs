@@ -29,16 +29,30 @@ impl Core {
             // The agent may be restarting; while the proxy answers, the address is good.
             (AddressView::Unknown(_), Some(address)) => self.probe(address).await,
             (AddressView::Unknown(answers), None) => {
-                let why = if agent_only { None } else { self.explained(provider).await };
-                self.await_address(&answers, why);
+                if !agent_only {
+                    self.explain(provider).await;
+                }
+                self.await_address(&answers);
                 Ok(Next::Wait(BOOT_INTERVAL))
             }
         }
     }
 
-    fn await_address(&self, answers: &str, why: Option<String>) {
+    /// Finds out why a running guest has no known address, as far as can be told.
+    async fn explain(&mut self, provider: &SharedProvider) {
+        let mut explanation = std::mem::take(&mut self.explanation);
+        if explanation.refresh(&self.inquiry(provider)).await
+            && let Some(why) = explanation.message()
+        {
+            self.publisher.explain(&self.record, why);
+        }
+        self.explanation = explanation;
+    }
+
+    fn await_address(&self, answers: &str) {
         let waited = self.waited(ConditionKind::DomainRunning);
         self.publisher.update(&self.record, |status| {
+            let why = self.explanation.message();
             let why = why.map(|why| format!("; {why}")).unwrap_or_default();
             let message = format!("the guest has no known address after {waited}: {answers}{why}");
             status.doing(Phase::Provisioning, Reason::AwaitingAddress, message.as_str());

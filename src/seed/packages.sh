@@ -57,12 +57,13 @@ install_once() {
             apt-get install "$@"
     elif has dnf; then
         set -- -q -y --setopt=install_weak_deps=False install "$1"
-        transfer dnf "$@" --downloadonly && locked dnf "$@"
+        transfer dnf --downloadonly "$@" && locked dnf "$@"
     elif has zypper; then
         export ZYPP_LOCK_TIMEOUT=120
-        set -- -q -n --gpg-auto-import-keys install --no-recommends "$1"
+        # Its options have their places: the program's, the command's, then names.
         transfer zypper -q -n --gpg-auto-import-keys refresh &&
-            transfer zypper "$@" --download-only && zypper "$@"
+            transfer zypper -q -n install --no-recommends --download-only "$1" &&
+            zypper -q -n install --no-recommends "$1"
     elif has pacman; then
         transfer pacman -Sy --noconfirm --needed --downloadonly "$1" &&
             pacman -S --noconfirm --needed "$1"

@@ -138,6 +138,10 @@ fn no_address_is_awaited_and_said(host: &Host) {
         assert!(message.contains(part), "{message}");
     }
     assert_eq!(host.text("silent", "Phase"), "Provisioning");
+    // What it can't say by itself is seen from outside.
+    let evidence: Value = serde_json::from_str(&host.proxyctl("evidence silent")).unwrap();
+    assert_eq!(evidence["diagnosis"]["cause"], "NotBooted", "{evidence:#}");
+    assert_eq!(evidence["step"], "AwaitingAddress");
     assert_eq!(host.property("silent", "Healthy"), Some(Value::Bool(false)));
 }
 

@@ -82,11 +82,15 @@ fn from_nothing_to_a_proxy_that_answers_and_back() {
 /// The daemon resumes where it was, with the same domain.
 fn survives_a_restart(host: &Host) {
     let uuid = host.text("web", "Domain");
+    // Another seed would make cloud-init begin anew at the guest's next start.
+    let seed = format!("sha256sum {POOL}/proxy-web-seed.img");
+    let before = host.run(&seed);
     host.run("systemctl kill --signal=KILL proxyd; systemctl restart proxyd");
     host.await_text("web", "Reason", "AwaitingAddress", STEP);
     assert_eq!(host.text("web", "Domain"), uuid);
     assert_eq!(host.run("virsh list --all --name | grep -c ^proxy-"), "1");
     assert_eq!(host.run("virsh domuuid proxy-web"), uuid);
+    assert_eq!(host.run(&seed), before);
 }
 
 /// The same key at another entry over the same pool: fetched and published anew,

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
 use proxyd::dbus::SpecValue;
 
-use crate::client::Failure;
+use crate::failure::Failure;
 
 /// The specification of a Proxy as it goes over the bus.
 pub(crate) type Spec = HashMap<&'static str, SpecValue>;

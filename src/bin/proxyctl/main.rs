@@ -2,6 +2,7 @@
 
 mod arguments;
 mod client;
+mod failure;
 
 use std::process::ExitCode;
 
@@ -9,7 +10,8 @@ use clap::Parser as _;
 use proxyd::seed;
 
 use arguments::{Arguments, Command, Preset};
-use client::{Client, Failure};
+use client::Client;
+use failure::Failure;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

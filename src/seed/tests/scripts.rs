@@ -116,7 +116,7 @@ fn every_distribution_installs_and_starts_the_agent() {
     let managers: [(&str, &[&str]); 5] = [
         ("apt-get", &["apt-get -qq update", "--download-only", "DPkg::Lock::Timeout=120"]),
         ("dnf", &["--downloadonly", "dnf -q -y"]),
-        ("zypper", &["refresh", "--download-only", "install --no-recommends qemu-guest-agent"]),
+        ("zypper", &["refresh", "--download-only qemu", "install --no-recommends qemu-guest-agent"]),
         ("pacman", &["pacman -Sy", "pacman -S --noconfirm --needed qemu-guest-agent"]),
         ("apk", &["update", "apk --wait 120 -q add qemu-guest-agent"]),
     ];
