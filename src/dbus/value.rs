@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn other_types_are_told_by_their_signature() {
-        let nested = Variant::from(Variant::from(7_u32));
+        let nested = Variant::Variant(Box::new(Variant::from(7_u32)));
         let others: [(Variant<'_>, &str); 5] = [
             (Variant::from(-5_i64), "x"),
             (Variant::from((1_u32, "a", vec![Variant::from("b")])), "(usav)"),

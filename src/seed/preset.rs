@@ -43,6 +43,9 @@ fn squid_conf(port: u16) -> String {
     format!(
         "# Written by proxyd's preset.\n\
          http_port {port}\n\
+         # Left out, squid asks the name servers, and starts after minutes where they are\n\
+         # silent about the guest's name.\n\
+         visible_hostname proxyd\n\
          \n\
          acl clients src \"/etc/squid/proxyd.clients\"\n\
          acl safe_ports port 80 443 1025-65535\n\

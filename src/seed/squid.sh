@@ -38,9 +38,16 @@ start_squid() {
     fi
 }
 
+# Debian starts what it installs at once: it shall find our configuration then. Others
+# refuse to install over files that they don't know.
+prepare() {
+    if has apt-get; then cp "$conf" /etc/squid/squid.conf; fi
+    install_package squid
+}
+
 bring_squid() {
-    has squid || install_package squid || return
     list_clients
+    has squid || prepare || return
     if ! words=$(squid -k parse -f "$conf" 2>&1); then
         tell "failed: squid does not accept its configuration: $(printf '%s\n' "$words" | tail -n 1)"
         return 1

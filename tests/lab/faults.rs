@@ -142,6 +142,13 @@ fn no_address_is_awaited_and_said(host: &Host) {
     let evidence: Value = serde_json::from_str(&host.proxyctl("evidence silent")).unwrap();
     assert_eq!(evidence["diagnosis"]["cause"], "NotBooted", "{evidence:#}");
     assert_eq!(evidence["step"], "AwaitingAddress");
+    // A console may hold what is not for everybody.
+    for verb in ["evidence", "console"] {
+        let as_nobody = "setpriv --reuid=nobody --clear-groups proxyctl";
+        let denied = host.attempt(&format!("{as_nobody} {verb} silent"));
+        assert_eq!(denied.status.code(), Some(77), "{denied:?}");
+        assert!(denied.stdout.is_empty(), "{denied:?}");
+    }
     assert_eq!(host.property("silent", "Healthy"), Some(Value::Bool(false)));
 }
 

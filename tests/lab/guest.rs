@@ -151,7 +151,7 @@ fn leave_nvram(host: &Host, name: &str) {
 /// device. The first is booted anew once the other hangs, so that the other had as much
 /// time as was needed.
 fn without_a_video_device_debian_13_hangs(host: &Host) {
-    host.run(&format!(
+    host.run(
         "cd /srv; virsh dumpxml --inactive proxy-bios > bios.xml
          base=$(qemu-img info -U --output=json /var/lib/libvirt/images/proxy-bios.qcow2 |
              python3 -c 'import json, sys; print(json.load(sys.stdin)[\"full-backing-filename\"])')
@@ -167,8 +167,8 @@ if name == 'hang':
 open(name + '.xml', 'w').write(xml)
 E
              virsh -q create $name.xml
-         done"
-    ));
+         done",
+    );
     let says = |name: &str, words: &str| {
         host.attempt(&format!("grep -aqF '{words}' {LOGS}/{name}.console.log")).status.success()
     };

@@ -136,7 +136,9 @@ impl Create {
         spec.extend(self.memory.map(|number| ("MemoryMiB", SpecValue::U64(number))));
         spec.extend(self.disk.map(|number| ("DiskGiB", SpecValue::U64(number))));
         spec.extend(self.port.map(|number| ("Port", SpecValue::U16(number))));
-        spec.extend(self.no_autostart.then(|| ("Autostart", SpecValue::Flag(false))));
+        if self.no_autostart {
+            spec.insert("Autostart", SpecValue::Flag(false));
+        }
         Ok(spec)
     }
 }

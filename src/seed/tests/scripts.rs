@@ -116,7 +116,10 @@ fn every_distribution_installs_and_starts_the_agent() {
     let managers: [(&str, &[&str]); 5] = [
         ("apt-get", &["apt-get -qq update", "--download-only", "DPkg::Lock::Timeout=120"]),
         ("dnf", &["--downloadonly", "dnf -q -y"]),
-        ("zypper", &["refresh", "--download-only qemu", "install --no-recommends qemu-guest-agent"]),
+        (
+            "zypper",
+            &["refresh", "--download-only qemu", "install --no-recommends qemu-guest-agent"],
+        ),
         ("pacman", &["pacman -Sy", "pacman -S --noconfirm --needed qemu-guest-agent"]),
         ("apk", &["update", "apk --wait 120 -q add qemu-guest-agent"]),
     ];
@@ -288,7 +291,7 @@ fn a_firewall_that_runs_is_told_the_port() {
 #[test]
 fn squid_is_installed_where_it_is_missing() {
     for shell in shells() {
-        let apt = "case $* in *install*--download-only*) : ;; *install*) cp $H/bin/true $H/bin/squid ;; esac";
+        let apt = "case $* in *install*--download-only*) : ;; *install*) cp $H/bin/true $H/bin/squid; cp $H/squid/squid.conf $H/started-with ;; esac";
         let stubs = [("apt-get", apt), ("true", ""), ("systemctl", ""), ("ip", ROUTES)];
         let guest = Guest::new(shell, &stubs);
         std::fs::write(guest.path("squid/proxyd.conf"), "http_port 3128\n").unwrap();
@@ -296,6 +299,8 @@ fn squid_is_installed_where_it_is_missing() {
         let output = guest.run(&script::squid());
         assert!(output.status.success(), "{output:?} {:?}", guest.calls());
         assert_eq!(guest.read("console"), "proxyd: squid: squid serves\n");
+        // The package started it with what was there.
+        assert_eq!(guest.read("started-with"), "http_port 3128\n");
     }
 }
 
