@@ -63,9 +63,22 @@ impl Diagnosis {
     }
 }
 
+/// What is known besides of a guest whose proxy does not answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Known {
+    /// Whether its agent has told its address.
+    pub heard: bool,
+    /// Whether vendor-data was to bring the guest agent.
+    pub agent_wanted: bool,
+}
+
+/// Why the guest's proxy does not answer; nothing when that can't be told from outside.
+pub fn diagnose(clues: &Clues, known: Known) -> Option<Diagnosis> {
+    preset(clues).or_else(|| if known.heard { None } else { unheard(clues, known.agent_wanted) })
+}
+
 /// Why the guest is not heard of; nothing when it has no domain of its own.
-/// `agent_wanted` is whether vendor-data was to bring the guest agent.
-pub fn diagnose(clues: &Clues, agent_wanted: bool) -> Option<Diagnosis> {
+fn unheard(clues: &Clues, agent_wanted: bool) -> Option<Diagnosis> {
     match &clues.domain {
         DomainView::Absent | DomainView::Foreign { .. } => None,
         DomainView::Off { reason } => Some(died(clues, "is off", reason)),
@@ -79,9 +92,11 @@ pub fn diagnose(clues: &Clues, agent_wanted: bool) -> Option<Diagnosis> {
     }
 }
 
-/// Why the proxy in a guest whose address is known does not serve, if the preset's
-/// script has said so.
-pub fn diagnose_proxy(clues: &Clues) -> Option<Diagnosis> {
+/// That the preset's script has given up, if it has said so.
+fn preset(clues: &Clues) -> Option<Diagnosis> {
+    if clues.domain != DomainView::Running {
+        return None;
+    }
     let text = plain(clues.console.content.as_deref().ok()?);
     let Some(Mark::Failed(why)) = Console::of(&text).mark(SQUID) else { return None };
     let message = "the preset's script could not make squid serve: its own words are on the \
@@ -193,6 +208,8 @@ fn not_wanted() -> Diagnosis {
 mod tests {
     use super::*;
 
+    const UNHEARD: Known = Known { heard: false, agent_wanted: true };
+
     const BOOT: &str = "BdsDxe: loading Boot0001\n[    0.0] Linux version 6.12\n";
     const DONE: &str = "[ 60.1] cloud-init[4]: Cloud-init v. 25.1.4 finished at Tue. Up 60 s\n";
 
@@ -213,7 +230,7 @@ mod tests {
     }
 
     fn cause(console: &str, lease: LeaseView) -> Cause {
-        diagnose(&clues(console, lease), true).unwrap().cause
+        diagnose(&clues(console, lease), UNHEARD).unwrap().cause
     }
 
     #[test]
@@ -253,7 +270,7 @@ mod tests {
     #[test]
     fn the_guests_words_stay_out_of_the_message() {
         let console = format!("{BOOT}proxyd: agent: failed: http://user:pw@mirror\n");
-        let found = diagnose(&clues(&console, leased()), true).unwrap();
+        let found = diagnose(&clues(&console, leased()), UNHEARD).unwrap();
         assert!(!found.message.contains("pw"), "{found:?}");
         assert_eq!(found.words.as_deref(), Some("http://user:pw@mirror"));
     }
@@ -262,37 +279,41 @@ mod tests {
     fn a_guest_that_died_speaks_in_qemus_words_and_says_the_way_out() {
         let mut clues = clues("", leased());
         clues.domain = DomainView::Off { reason: "crashed".into() };
-        let found = diagnose(&clues, true).unwrap();
+        let found = diagnose(&clues, UNHEARD).unwrap();
         assert_eq!(found.cause, Cause::Died);
         for part in ["crashed", "failed to set MSR 0x10a", "virtType", "\"qemu\""] {
             assert!(found.message.contains(part), "{}", found.message);
         }
         clues.domain_type = "qemu".into();
-        assert!(!diagnose(&clues, true).unwrap().message.contains("virtType"));
+        assert!(!diagnose(&clues, UNHEARD).unwrap().message.contains("virtType"));
         clues.domain = DomainView::Paused { reason: "ioerror".into() };
-        assert!(diagnose(&clues, true).unwrap().message.contains("is paused (ioerror)"));
+        assert!(diagnose(&clues, UNHEARD).unwrap().message.contains("is paused (ioerror)"));
         clues.domain = DomainView::Absent;
-        assert_eq!(diagnose(&clues, true), None);
+        assert_eq!(diagnose(&clues, UNHEARD), None);
     }
 
     #[test]
     fn a_preset_that_failed_is_told_while_the_proxy_does_not_serve() {
         let console = format!("{BOOT}proxyd: squid: failed: squid can't be installed\n");
-        let found = diagnose_proxy(&clues(&console, leased())).unwrap();
+        let heard = Known { heard: true, ..UNHEARD };
+        let found = diagnose(&clues(&console, leased()), heard).unwrap();
         assert_eq!(found.cause, Cause::PresetFailed);
-        assert_eq!(diagnose_proxy(&clues(BOOT, leased())), None);
+        assert_eq!(diagnose(&clues(BOOT, leased()), heard), None);
     }
 
     #[test]
     fn what_nobody_asked_for_is_not_missed() {
         let clues = clues(&format!("{BOOT}{DONE}"), leased());
-        assert_eq!(diagnose(&clues, false).unwrap().cause, Cause::AgentNotWanted);
+        assert_eq!(
+            diagnose(&clues, Known { agent_wanted: false, ..UNHEARD }).unwrap().cause,
+            Cause::AgentNotWanted
+        );
     }
 
     #[test]
     fn an_agent_that_is_connected_is_not_looked_for() {
         let mut clues = clues("", LeaseView::NotYet);
         clues.agent = AgentView::Connected;
-        assert_eq!(diagnose(&clues, true).unwrap().cause, Cause::AgentWithoutAddress);
+        assert_eq!(diagnose(&clues, UNHEARD).unwrap().cause, Cause::AgentWithoutAddress);
     }
 }

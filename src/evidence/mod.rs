@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use diagnosis::{Cause, Diagnosis, diagnose, diagnose_proxy};
+pub use diagnosis::{Cause, Diagnosis, Known, diagnose};
 
-use crate::model::{AddressSource, Condition, Fault, ProxyName, ProxyStatus};
+use crate::model::{Condition, Fault, ProxyName, ProxyStatus};
 use crate::provider::{AgentView, Clues, DomainView, LeaseView, Tail};
 
 /// Bytes of console and log that evidence holds of each, from their end.
@@ -72,11 +72,9 @@ impl Evidence {
         agent_wanted: bool,
         clues: Result<Clues, Fault>,
     ) -> Self {
-        let heard = status.address.is_some_and(|it| it.source == AddressSource::Agent);
-        let found = clues.as_ref().ok().filter(|_| !status.healthy()).and_then(|clues| {
-            diagnose_proxy(clues)
-                .or_else(|| if heard { None } else { diagnose(clues, agent_wanted) })
-        });
+        let known = Known { heard: status.is_heard(), agent_wanted };
+        let found = clues.as_ref().ok().filter(|_| !status.healthy());
+        let found = found.and_then(|clues| diagnose(clues, known));
         Self {
             proxy: name.to_string(),
             phase: status.phase.as_str(),

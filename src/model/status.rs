@@ -261,6 +261,11 @@ impl ProxyStatus {
         self.holds(ConditionKind::Healthy)
     }
 
+    /// Whether the guest's agent has told its address.
+    pub fn is_heard(&self) -> bool {
+        self.address.is_some_and(|address| address.source == AddressSource::Agent)
+    }
+
     /// Records a step as reached or not; the time moves only when that changes.
     pub fn set(&mut self, kind: ConditionKind, holds: bool, reason: Reason, message: &str) {
         for condition in self.conditions.iter_mut().filter(|condition| condition.kind == kind) {

@@ -10,6 +10,7 @@ use super::explain::{Explanation, Inquiry};
 use super::plan::{Step, next_step};
 use super::publish::Publisher;
 use super::{Command, Shared, backoff, source};
+use crate::evidence::Known;
 use crate::health::Prober;
 use crate::image::{ImageSource, Progress};
 use crate::journal;
@@ -388,8 +389,11 @@ impl Core {
     }
 
     pub(super) fn inquiry<'a>(&'a self, provider: &'a SharedProvider) -> Inquiry<'a> {
-        let agent_wanted = self.shared.wants_agent(self.record.entry());
-        Inquiry { provider, guest: &self.guest, agent_wanted }
+        let known = Known {
+            heard: self.publisher.status().is_heard(),
+            agent_wanted: self.shared.wants_agent(self.record.entry()),
+        };
+        Inquiry { provider, guest: &self.guest, known }
     }
 
     fn base(&self) -> Option<BaseRef> {

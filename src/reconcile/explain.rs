@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::evidence::{self, Cause, Diagnosis};
+use crate::evidence::{self, Cause, Diagnosis, Known};
 use crate::model::{Fault, FaultKind};
 use crate::provider::{DomainView, Guest, SharedProvider};
 
@@ -14,8 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct Inquiry<'a> {
     pub(super) provider: &'a SharedProvider,
     pub(super) guest: &'a Guest,
-    /// Whether vendor-data was to bring the guest agent.
-    pub(super) agent_wanted: bool,
+    pub(super) known: Known,
 }
 
 impl Inquiry<'_> {
@@ -51,7 +50,7 @@ impl Inquiry<'_> {
         // Whoever wonders why learns nothing more from a host that does not answer: the
         // next look at the guest reports that.
         let clues = self.provider.clues(self.guest).await.ok()?;
-        evidence::diagnose(&clues, self.agent_wanted)
+        evidence::diagnose(&clues, self.known)
     }
 }
 

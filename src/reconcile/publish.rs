@@ -77,14 +77,14 @@ impl Publisher {
         }
     }
 
-    /// Tells why a guest has no known address.
+    /// Tells why a guest is not a proxy yet.
     pub(super) fn explain(&self, record: &Record, why: &str) {
         tracing::warn!(
             message_id = journal::STEP_DELAYED,
             proxyd_proxy = %self.name,
             proxyd_provider = %record.entry(),
             proxyd_image = record.spec.image.shown(),
-            "Proxy {}: no address yet: {why}", self.name
+            "Proxy {}: held up: {why}", self.name
         );
     }
 

@@ -13,6 +13,9 @@ use crate::provider::{AddressView, SharedProvider};
 /// noticed within two seconds.
 const BOOT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long a proxy whose address is known may stay silent before it is asked why.
+const PROXY_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How long a running guest's agent is waited for before a DHCP lease or the
 /// neighbour table is believed: both may tell of an earlier guest.
 const AGENT_PATIENCE: Duration = Duration::from_secs(60);
@@ -25,9 +28,9 @@ impl Core {
         let known = self.publisher.status().address;
         let agent_only = self.since(ConditionKind::DomainRunning) < AGENT_PATIENCE;
         match (provider.address(&self.guest, agent_only).await?, known) {
-            (AddressView::Known(address), _) => self.probe(address).await,
+            (AddressView::Known(address), _) => self.probe(provider, address).await,
             // The agent may be restarting; while the proxy answers, the address is good.
-            (AddressView::Unknown(_), Some(address)) => self.probe(address).await,
+            (AddressView::Unknown(_), Some(address)) => self.probe(provider, address).await,
             (AddressView::Unknown(answers), None) => {
                 if !agent_only {
                     self.explain(provider).await;
@@ -38,7 +41,7 @@ impl Core {
         }
     }
 
-    /// Finds out why a running guest has no known address, as far as can be told.
+    /// Finds out why a running guest is not a proxy yet, as far as can be told.
     async fn explain(&mut self, provider: &SharedProvider) {
         let mut explanation = std::mem::take(&mut self.explanation);
         if explanation.refresh(&self.inquiry(provider)).await
@@ -49,11 +52,15 @@ impl Core {
         self.explanation = explanation;
     }
 
+    /// What was found out, for the end of a message.
+    fn why(&self) -> String {
+        self.explanation.message().map(|why| format!("; {why}")).unwrap_or_default()
+    }
+
     fn await_address(&self, answers: &str) {
         let waited = self.waited(ConditionKind::DomainRunning);
         self.publisher.update(&self.record, |status| {
-            let why = self.explanation.message();
-            let why = why.map(|why| format!("; {why}")).unwrap_or_default();
+            let why = self.why();
             let message = format!("the guest has no known address after {waited}: {answers}{why}");
             status.doing(Phase::Provisioning, Reason::AwaitingAddress, message.as_str());
             status.set(ConditionKind::AddressKnown, false, Reason::AwaitingAddress, answers);
@@ -74,9 +81,12 @@ impl Core {
         Duration::from_micros(now.saturating_sub(since))
     }
 
-    async fn probe(&mut self, address: Address) -> Result<Next, Fault> {
+    async fn probe(&mut self, provider: &SharedProvider, address: Address) -> Result<Next, Fault> {
         self.starts = 0;
-        self.explanation = Explanation::default();
+        if self.publisher.status().phase != Phase::Ready {
+            // It was about the missing address.
+            self.explanation = Explanation::default();
+        }
         self.publisher.update(&self.record, |status| {
             status.address = Some(address);
             status.set(ConditionKind::AddressKnown, true, Reason::Running, "");
@@ -95,14 +105,26 @@ impl Core {
         };
         match self.prober.probe(&target).await {
             Verdict::Healthy { .. } => self.answered(&target),
-            Verdict::Unhealthy { message, .. } => self.missed(&message, health.unhealthy_after),
+            Verdict::Unhealthy { message, .. } => {
+                if self.is_overdue() {
+                    self.explain(provider).await;
+                }
+                self.missed(&message, health.unhealthy_after);
+            }
         }
         let settled = self.publisher.status().reason != Reason::AwaitingProxy;
         Ok(Next::Wait(if settled { health.interval } else { BOOT_INTERVAL }))
     }
 
+    /// Whether the proxy has never answered for longer than it takes to start one.
+    fn is_overdue(&self) -> bool {
+        let first = self.publisher.status().reason == Reason::AwaitingProxy;
+        first && self.since(ConditionKind::AddressKnown) >= PROXY_PATIENCE
+    }
+
     fn answered(&mut self, target: &Target) {
         self.misses = 0;
+        self.explanation = Explanation::default();
         self.publisher.update(&self.record, |status| {
             let message = format!("{} answers through {}", target.url, target.proxy);
             status.doing(Phase::Ready, Reason::Answering, message);
@@ -123,6 +145,7 @@ impl Core {
         self.publisher.update(&self.record, |status| {
             let told =
                 if first { format!("no answer after {waited}: {message}") } else { message.into() };
+            let told = format!("{told}{}", self.why());
             status.doing(Phase::Ready, reason, told);
             status.set(ConditionKind::Healthy, false, reason, message);
         });
