@@ -7,9 +7,19 @@ const FAILED: &str = "failed: ";
 
 /// What only the firmware or the boot loader prints: a new boot begins there.
 const BEGINS: [&str; 3] = ["BdsDxe: loading Boot", "SeaBIOS (version", "GRUB loading"];
-/// What only a kernel or a service manager prints.
-const BOOTED: [&str; 6] =
-    ["Linux version", "systemd[1]", "cloud-init", "[  OK  ]", "OpenRC", " login:"];
+/// What only a kernel, its initramfs or a service manager prints. Many images keep the
+/// kernel itself quiet.
+const BOOTED: [&str; 9] = [
+    "Linux version",
+    "EFI stub:",
+    "Loading, please wait...",
+    "dracut",
+    "systemd",
+    "cloud-init",
+    "[  OK  ]",
+    "OpenRC",
+    " login:",
+];
 /// What cloud-init prints when it comes to the scripts, and when it is through.
 const FINAL: [&str; 2] = ["running 'modules:final'", " finished at "];
 
@@ -114,6 +124,14 @@ mod tests {
         assert!(!console.booted());
         assert_eq!(console.mark("agent"), None);
         assert_eq!(console.last_line(), "Booting `Debian'");
+    }
+
+    #[test]
+    fn a_quiet_kernel_is_noticed_by_its_initramfs() {
+        let booted = |text| Console::of(text).booted();
+        assert!(booted("BdsDxe: starting Boot0001\nEFI stub: Loaded initrd\n"));
+        assert!(booted("GRUB loading.\nLoading, please wait...\n"));
+        assert!(!booted("BdsDxe: starting Boot0001\n>>Start PXE over IPv4.\n"));
     }
 
     #[test]
