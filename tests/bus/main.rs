@@ -3,140 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-const MANAGER: &str = "org.proxyd1 /org/proxyd1 org.proxyd1.Manager";
-const LIMIT: Duration = Duration::from_secs(20);
+use bench::Bench;
 
-/// A bus, and perhaps a daemon on it. Both end with this.
-struct Bench {
-    home: TempDir,
-    bus: Child,
-    address: String,
-    daemon: Option<Child>,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let home = tempfile::tempdir().unwrap();
-        let mut bus = Command::new("dbus-daemon")
-            .args(["--session", "--nofork", "--print-address=1"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("dbus-daemon (Debian: package dbus)");
-        let mut address = String::new();
-        BufReader::new(bus.stdout.take().unwrap()).read_line(&mut address).unwrap();
-        Self { home, bus, address: address.trim().to_owned(), daemon: None }
-    }
-
-    fn started(config: &Value) -> Self {
-        let mut bench = Self::new();
-        bench.configure(config);
-        bench.start();
-        bench
-    }
-
-    fn config_path(&self) -> PathBuf {
-        self.home.path().join("config.json")
-    }
-
-    fn configure(&self, config: &Value) {
-        std::fs::write(self.config_path(), config.to_string()).unwrap();
-    }
-
-    fn start(&mut self) {
-        let log = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.home.path().join("log"))
-            .unwrap();
-        let daemon = Command::new(env!("CARGO_BIN_EXE_proxyd"))
-            .args(["--bus", &self.address, "--config"])
-            .arg(self.config_path())
-            .arg("--state-dir")
-            .arg(self.home.path().join("state"))
-            .arg("--cache-dir")
-            .arg(self.home.path().join("cache"))
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        self.daemon = Some(daemon);
-        self.wait("the daemon to take its name", || {
-            self.busctl("status org.proxyd1").status.success()
-        });
-    }
-
-    /// Sends SIGTERM and gives whether the daemon ended well.
-    fn stop(&mut self) -> bool {
-        let mut daemon = self.daemon.take().expect("a daemon");
-        let pid = nix::unistd::Pid::from_raw(daemon.id().try_into().unwrap());
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-        daemon.wait().unwrap().success()
-    }
-
-    fn busctl(&self, arguments: &str) -> Output {
-        // Through a shell, so that a test reads as an operator types.
-        Command::new("sh")
-            .args(["-c", &format!("busctl --address='{}' {arguments}", self.address)])
-            .output()
-            .expect("busctl (Debian: package systemd)")
-    }
-
-    fn call(&self, method: &str) -> Result<String, String> {
-        let output = self.busctl(&format!("call {MANAGER} {method}"));
-        if output.status.success() {
-            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        } else {
-            Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
-        }
-    }
-
-    fn create(&self, name: &str, spec: &str) -> Result<String, String> {
-        self.call(&format!("CreateProxy 'sa{{sv}}' {name} {spec}"))
-    }
-
-    fn property(&self, name: &str, property: &str) -> Option<Value> {
-        let output = self.busctl(&format!(
-            "--json=short get-property org.proxyd1 /org/proxyd1/proxy/{name} org.proxyd1.Proxy \
-             {property}"
-        ));
-        serde_json::from_slice::<Value>(&output.stdout).ok()?.get("data").cloned()
-    }
-
-    fn proxyctl(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_proxyctl"))
-            .args(arguments)
-            .env("DBUS_SYSTEM_BUS_ADDRESS", &self.address)
-            .output()
-            .unwrap()
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
-    }
-
-    fn wait(&self, what: &str, condition: impl Fn() -> bool) {
-        let deadline = Instant::now() + LIMIT;
-        while !condition() {
-            assert!(Instant::now() < deadline, "waited {LIMIT:?} for {what}\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        for child in self.daemon.iter_mut().chain([&mut self.bus]) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
+mod bench;
+mod proxyctl;
 
 /// One entry on libvirt's test driver, whose pool has no directory on this host.
 fn config() -> Value {
@@ -215,9 +90,10 @@ fn what_is_missing_is_in_the_status_and_the_record_survives_a_restart() {
 #[test]
 fn changes_are_signalled() {
     let bench = Bench::started(&config());
+    let heard = bench.home.path().join("heard");
     let mut monitor = Command::new("busctl")
         .args([&format!("--address={}", bench.address), "monitor", "org.proxyd1"])
-        .stdout(Stdio::piped())
+        .stdout(std::fs::File::create(&heard).unwrap())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -229,14 +105,16 @@ fn changes_are_signalled() {
         bench.property("web", "Reason") == Some(Value::from("PoolUnavailable"))
     });
     bench.call("DeleteProxy s web").unwrap();
-    bench.wait("the Proxy to go", || bench.call("GetProxy s web").is_err());
-    let _ = monitor.kill();
-    let seen = String::from_utf8_lossy(&monitor.wait_with_output().unwrap().stdout).into_owned();
     for signal in
         ["InterfacesAdded", "ProxyNew", "PropertiesChanged", "ProxyRemoved", "InterfacesRemoved"]
     {
-        assert!(seen.contains(&format!("Member={signal}")), "no {signal} in\n{seen}");
+        let member = format!("Member={signal}");
+        bench.wait(&member, || {
+            String::from_utf8_lossy(&std::fs::read(&heard).unwrap()).contains(&member)
+        });
     }
+    let _ = monitor.kill();
+    let _ = monitor.wait();
 }
 
 #[test]
@@ -345,77 +223,4 @@ fn images_are_named_and_bad_names_are_refused() {
     for (call, words) in rows {
         assert!(refused(call).contains(words), "{call}: {}", refused(call));
     }
-}
-
-/// user-data of a file arrives in the record byte for byte, and nowhere else.
-#[test]
-fn user_data_from_a_file_is_kept_whole_and_to_itself() {
-    use base64::Engine as _;
-    use std::os::unix::fs::PermissionsExt as _;
-    let bench = Bench::started(&config());
-    let file = bench.home.path().join("user-data");
-    let secret = [b"\x1f\x8b\0\r\n\xffs3cret".as_slice(), &[0xa5; 8 << 20]].concat();
-    std::fs::write(&file, &secret).unwrap();
-    let created = bench.proxyctl(&[
-        "create",
-        "whole",
-        "--image=debian-13",
-        "--user-data",
-        file.to_str().unwrap(),
-        "--allow=192.0.2.0/24",
-    ]);
-    assert!(created.status.success(), "{created:?}");
-    let path = bench.home.path().join("state/proxies/whole.json");
-    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-    let record: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    let kept = record["spec"]["userData"].as_str().unwrap();
-    assert!(base64::engine::general_purpose::STANDARD.decode(kept).unwrap() == secret);
-    let shown = bench.busctl(
-        "call org.proxyd1 /org/proxyd1 org.freedesktop.DBus.ObjectManager GetManagedObjects",
-    );
-    let seen = [shown.stdout, bench.log().into_bytes()].concat();
-    assert!(!String::from_utf8_lossy(&seen).contains("s3cret"));
-}
-
-#[test]
-fn proxyctl_says_what_is_wrong_and_exits_as_sysexits_says() {
-    let bench = Bench::started(&config());
-    let refused = |arguments: &[&str], code: i32, words: &str| {
-        let output = bench.proxyctl(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
-        assert!(said.contains(words), "{arguments:?}: {said}");
-    };
-    refused(&["create", "x", "--image=debian-13", "--vcpus=0"], 65, "Vcpus: 0 is out of range");
-    refused(&["create", "x", "--image=a", "--user-data=/nowhere"], 66, "/nowhere: No such file");
-    refused(&["evidence", "nobody"], 1, "there is no Proxy nobody");
-    refused(&["create", "x"], 2, "--image");
-    let large = bench.home.path().join("large");
-    std::fs::File::create(&large).unwrap().set_len(33 << 20).unwrap();
-    let large = format!("--user-data={}", large.display());
-    refused(&["create", "x", "--image=debian-13", &large], 65, "the system bus takes no message");
-}
-
-#[test]
-fn proxyctl_without_a_daemon_says_how_to_start_it_and_still_shows_the_preset() {
-    let bench = Bench::new();
-    let output = bench.proxyctl(&["delete", "x"]);
-    assert_eq!(output.status.code(), Some(69));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("systemctl start proxyd"), "{said}");
-    let shown = bench.proxyctl(&["preset", "show", "--port=8080", "--allow=192.0.2.0/24"]);
-    let preset = proxyd::seed::preset(8080, &["192.0.2.0/24".parse().unwrap()]);
-    assert_eq!(String::from_utf8(shown.stdout).unwrap(), preset);
-}
-
-/// The right to manage proxies is needed, and root has it on this bus.
-#[test]
-fn evidence_is_given_by_proxyctl() {
-    let bench = Bench::started(&config());
-    assert!(bench.proxyctl(&["create", "web", "--image=debian-13"]).status.success());
-    let output = bench.proxyctl(&["evidence", "web"]);
-    assert!(output.status.success(), "{output:?}");
-    let evidence: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(evidence["proxy"], "web");
-    assert!(evidence["guest"]["console"]["error"].is_string(), "{evidence:#}");
 }
