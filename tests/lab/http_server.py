@@ -79,9 +79,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def send_file(self, name, body):
-        name = os.path.normpath(urllib.parse.unquote(name))
+        # Rooted first, so that neither ".." nor an escaped "/" leads out.
+        name = os.path.normpath("/" + urllib.parse.unquote(name)).lstrip("/")
         path = os.path.join(self.directory, name)
-        if name.startswith("..") or not os.path.isfile(path):
+        if not os.path.isfile(path):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         file = open(path, "rb")

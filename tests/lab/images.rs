@@ -32,6 +32,7 @@ fn config() -> Value {
 fn what_is_used_stays_and_what_is_not_goes() {
     let host = Host::up("images", &config());
     host.run("truncate -s 16M /srv/lab/blank.raw");
+    the_lab_serves_its_directory_alone(&host);
     host.create("first", SPEC);
     host.await_text("first", "Reason", "AwaitingAddress", STEP);
 
@@ -40,6 +41,16 @@ fn what_is_used_stays_and_what_is_not_goes() {
     a_stopped_domain_of_somebody_else_counts(&host);
     what_nothing_uses_is_listed_and_then_removed(&host);
     a_packed_image_is_unpacked_for_both_types(&host);
+}
+
+/// Guests can ask its server, and it runs as root.
+fn the_lab_serves_its_directory_alone(host: &Host) {
+    for (path, status) in
+        [("%2fetc/shadow", "404"), ("..%2f..%2fetc/shadow", "404"), ("debian/Packages", "200")]
+    {
+        let format = "-s --path-as-is -o /dev/null -w '%{http_code}'";
+        assert_eq!(host.run(&format!("curl {format} {}", url(path))), status, "{path}");
+    }
 }
 
 /// What a call that has to fail says.
