@@ -17,8 +17,10 @@ const NOT_STARTED: &str = "qemu-guest-agent is installed and does not start";
 /// What holds a guest up, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Cause {
-    /// QEMU ended, or stopped the guest, by itself.
+    /// QEMU has ended.
     Died,
+    /// QEMU, or somebody, has stopped the guest and kept it.
+    Paused,
     /// No kernel has said anything.
     NotBooted,
     /// It boots, or cloud-init is at work.
@@ -81,8 +83,8 @@ pub fn diagnose(clues: &Clues, known: Known) -> Option<Diagnosis> {
 fn unheard(clues: &Clues, agent_wanted: bool) -> Option<Diagnosis> {
     match &clues.domain {
         DomainView::Absent | DomainView::Foreign { .. } => None,
-        DomainView::Off { reason } => Some(died(clues, "is off", reason)),
-        DomainView::Paused { reason } => Some(died(clues, "is paused", reason)),
+        DomainView::Off { reason } => Some(down(clues, Cause::Died, "is off", reason)),
+        DomainView::Paused { reason } => Some(down(clues, Cause::Paused, "is paused", reason)),
         DomainView::Running if clues.agent == AgentView::Connected => {
             let why = "the guest agent is connected and tells no address: look at the network \
                        configuration in the guest";
@@ -105,7 +107,7 @@ fn preset(clues: &Clues) -> Option<Diagnosis> {
 }
 
 /// A guest that went down, in QEMU's own words where there are any.
-fn died(clues: &Clues, how: &str, reason: &str) -> Diagnosis {
+fn down(clues: &Clues, cause: Cause, how: &str, reason: &str) -> Diagnosis {
     let advice = if clues.domain_type == "kvm" {
         ": if KVM does not work on this host, set virtType to \"qemu\" for software emulation"
     } else {
@@ -115,7 +117,7 @@ fn died(clues: &Clues, how: &str, reason: &str) -> Diagnosis {
     let words = qemu_log::words(&String::from_utf8_lossy(log));
     let told = words.as_ref().map(|words| format!("; QEMU says: {words}")).unwrap_or_default();
     let message = format!("the domain {how} ({reason}){told}{advice}");
-    Diagnosis::new(Cause::Died, message).with(words.unwrap_or_default())
+    Diagnosis::new(cause, message).with(words.unwrap_or_default())
 }
 
 fn silent(clues: &Clues, agent_wanted: bool) -> Diagnosis {
@@ -287,7 +289,9 @@ mod tests {
         clues.domain_type = "qemu".into();
         assert!(!diagnose(&clues, UNHEARD).unwrap().message.contains("virtType"));
         clues.domain = DomainView::Paused { reason: "ioerror".into() };
-        assert!(diagnose(&clues, UNHEARD).unwrap().message.contains("is paused (ioerror)"));
+        let found = diagnose(&clues, UNHEARD).unwrap();
+        assert_eq!(found.cause, Cause::Paused);
+        assert!(found.message.contains("is paused (ioerror)"), "{}", found.message);
         clues.domain = DomainView::Absent;
         assert_eq!(diagnose(&clues, UNHEARD), None);
     }

@@ -25,7 +25,7 @@ impl Inquiry<'_> {
             _ => "unknown",
         };
         let name = self.guest.domain_name();
-        let why = self.death().await.unwrap_or_else(|| format!("the domain is off ({reason})"));
+        let why = self.end().await.unwrap_or_else(|| format!("the domain is off ({reason})"));
         let text = format!(
             "{name} stopped soon after its start: {why}; its console log and \
              /var/log/libvirt/qemu/{name}.log on its host tell more"
@@ -36,14 +36,14 @@ impl Inquiry<'_> {
     /// The fault of a guest that is paused, which nobody but its operator may undo.
     pub(super) async fn paused(&self, reason: &str) -> Fault {
         let name = self.guest.domain_name();
-        let why = self.death().await.unwrap_or_else(|| format!("the domain is paused ({reason})"));
+        let why = self.end().await.unwrap_or_else(|| format!("the domain is paused ({reason})"));
         let text = format!("{why}; resume it with `virsh resume {name}` once the cause is gone");
         Fault::new(FaultKind::DomainFailed, text)
     }
 
-    async fn death(&self) -> Option<String> {
-        let found = self.diagnose().await.filter(|found| found.cause == Cause::Died);
-        found.map(|found| found.message)
+    async fn end(&self) -> Option<String> {
+        let found = self.diagnose().await?;
+        matches!(found.cause, Cause::Died | Cause::Paused).then_some(found.message)
     }
 
     async fn diagnose(&self) -> Option<Diagnosis> {

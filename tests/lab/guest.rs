@@ -288,8 +288,11 @@ fn a_host_whose_kvm_is_broken_is_told_so() {
     for part in ["QEMU says: ", "set virtType to \"qemu\""] {
         assert!(message.contains(part), "{message}");
     }
-    assert_eq!(evidence(&host, "dies")["diagnosis"]["cause"], "Died");
-    assert_eq!(evidence(&host, "dies")["guest"]["domainType"], "kvm");
+    let evidence = evidence(&host, "dies");
+    // KVM may end QEMU, or have it keep a guest that can't go on.
+    let cause = evidence["diagnosis"]["cause"].as_str().unwrap_or_default();
+    assert!(["Died", "Paused"].contains(&cause), "{evidence:#}");
+    assert_eq!(evidence["guest"]["domainType"], "kvm");
     host.delete("dies");
     host.nothing_is_left();
 }
