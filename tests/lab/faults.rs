@@ -93,11 +93,49 @@ fn what_is_missing_is_named_and_cured_once_it_is_there() {
         host.delete(&name);
     }
 
+    a_seed_applies_again_when_the_guest_is_made_anew(&host);
     an_image_by_url_gets_a_key_of_its_own(&host);
     an_unprivileged_user_may_look_and_not_touch(&host);
     no_address_is_awaited_and_said(&host);
     a_changed_digest_is_refused_and_the_base_stays(&host, &digest);
     a_stop_with_work_in_flight_is_clean(&host);
+}
+
+/// cloud-init begins anew when the instance-id is another: for a new guest, and not for
+/// one that merely starts again.
+fn a_seed_applies_again_when_the_guest_is_made_anew(host: &Host) {
+    let declare = |memory: Option<u32>| {
+        let mut config = config(None);
+        if let Some(memory) = memory {
+            config["proxies"]["declared"] =
+                json!({ "provider": "home", "image": "blank", "memoryMiB": memory });
+        }
+        host.configure(&config);
+        assert!(host.reload().status.success());
+    };
+    let seed = format!("{POOL}/proxy-declared-seed.img");
+    let instance = || {
+        let meta = host.attempt(&format!("mcopy -n -i {seed} ::meta-data - | grep instance-id"));
+        let meta = String::from_utf8_lossy(&meta.stdout).trim().trim_matches('"').to_owned();
+        meta.rsplit('-').next().unwrap_or_default().to_owned()
+    };
+    let domain = || {
+        let id = host.attempt("virsh -q domid proxy-declared").stdout;
+        String::from_utf8_lossy(&id).trim().parse::<u32>().ok()
+    };
+    declare(Some(256));
+    host.wait("the declared guest to run", STEP, || domain().is_some());
+    assert_eq!(instance(), "1");
+    let before = domain();
+    host.run("virsh -q destroy proxy-declared");
+    host.wait("it to start again", STEP, || domain().is_some() && domain() != before);
+    assert_eq!(instance(), "1");
+    declare(Some(300));
+    host.wait("the guest that is made anew", STEP, || instance() == "2" && domain().is_some());
+    declare(None);
+    host.wait("the Proxy that is no longer declared to go", STEP, || {
+        host.property("declared", "Phase").is_none()
+    });
 }
 
 /// An image that no configuration knows: its key is made from its URL.
