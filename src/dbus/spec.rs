@@ -32,6 +32,16 @@ pub(super) fn parse(
     Err(Fault::new(FaultKind::InvalidArgument, problems.join("; ")))
 }
 
+/// What a value of just one type holds.
+macro_rules! only {
+    ($value:ident, $kind:ident, $signature:literal) => {
+        match $value {
+            SpecValue::$kind(held) => Ok(held),
+            other => mistaken(&other, $signature),
+        }
+    };
+}
+
 fn take(input: &mut SpecInput, key: &str, value: SpecValue) -> Result<(), String> {
     match key {
         "Provider" => put(&mut input.provider, text(value)),
@@ -41,12 +51,12 @@ fn take(input: &mut SpecInput, key: &str, value: SpecValue) -> Result<(), String
         "HealthUrl" => put(&mut input.health_url, text(value)),
         "UserData" => put(&mut input.user_data, secret(value)),
         "NetworkConfig" => put(&mut input.network_config, secret(value)),
-        "AllowedClients" => put(&mut input.allowed_clients, texts(value)),
-        "Vcpus" => put(&mut input.vcpus, word(value)),
+        "AllowedClients" => put(&mut input.allowed_clients, only!(value, Texts, "as")),
+        "Vcpus" => put(&mut input.vcpus, only!(value, U32, "u")),
         "MemoryMiB" => put(&mut input.memory_mib, long(value)),
         "DiskGiB" => put(&mut input.disk_gib, long(value)),
-        "Port" => put(&mut input.port, short(value)),
-        "Autostart" => put(&mut input.autostart, flag(value)),
+        "Port" => put(&mut input.port, only!(value, U16, "q")),
+        "Autostart" => put(&mut input.autostart, only!(value, Flag, "b")),
         _ => {
             let shown: String = key.chars().take(80).collect();
             return Err(format!(
@@ -68,17 +78,11 @@ fn mistaken<T>(value: &SpecValue, expected: &str) -> Result<T, String> {
 }
 
 fn text(value: SpecValue) -> Result<String, String> {
-    match value {
-        SpecValue::Text(text) => Ok(text),
-        other => mistaken(&other, "s"),
-    }
+    only!(value, Text, "s")
 }
 
-fn texts(value: SpecValue) -> Result<Vec<String>, String> {
-    match value {
-        SpecValue::Texts(texts) => Ok(texts),
-        other => mistaken(&other, "as"),
-    }
+fn long(value: SpecValue) -> Result<u64, String> {
+    only!(value, U64, "t")
 }
 
 fn secret(value: SpecValue) -> Result<Secret, String> {
@@ -86,34 +90,6 @@ fn secret(value: SpecValue) -> Result<Secret, String> {
         SpecValue::Text(text) => Ok(Secret::new(text.into_bytes())),
         SpecValue::Bytes(bytes) => Ok(Secret::new(bytes)),
         other => mistaken(&other, "s or ay"),
-    }
-}
-
-fn flag(value: SpecValue) -> Result<bool, String> {
-    match value {
-        SpecValue::Flag(flag) => Ok(flag),
-        other => mistaken(&other, "b"),
-    }
-}
-
-fn short(value: SpecValue) -> Result<u16, String> {
-    match value {
-        SpecValue::U16(number) => Ok(number),
-        other => mistaken(&other, "q"),
-    }
-}
-
-fn word(value: SpecValue) -> Result<u32, String> {
-    match value {
-        SpecValue::U32(number) => Ok(number),
-        other => mistaken(&other, "u"),
-    }
-}
-
-fn long(value: SpecValue) -> Result<u64, String> {
-    match value {
-        SpecValue::U64(number) => Ok(number),
-        other => mistaken(&other, "t"),
     }
 }
 

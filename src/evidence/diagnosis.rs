@@ -76,11 +76,14 @@ pub struct Known {
 
 /// Why the guest's proxy does not answer; nothing when that can't be told from outside.
 pub fn diagnose(clues: &Clues, known: Known) -> Option<Diagnosis> {
-    preset(clues).or_else(|| if known.heard { None } else { unheard(clues, known.agent_wanted) })
+    let console = clues.console.content.as_deref().ok().map(plain);
+    let console = console.as_deref().map(Console::of);
+    let failed = console.filter(|_| clues.domain == DomainView::Running).and_then(preset);
+    failed.or_else(|| if known.heard { None } else { unheard(clues, console, known.agent_wanted) })
 }
 
 /// Why the guest is not heard of; nothing when it has no domain of its own.
-fn unheard(clues: &Clues, agent_wanted: bool) -> Option<Diagnosis> {
+fn unheard(clues: &Clues, console: Option<Console<'_>>, agent_wanted: bool) -> Option<Diagnosis> {
     match &clues.domain {
         DomainView::Absent | DomainView::Foreign { .. } => None,
         DomainView::Off { reason } => Some(down(clues, Cause::Died, "is off", reason)),
@@ -90,17 +93,16 @@ fn unheard(clues: &Clues, agent_wanted: bool) -> Option<Diagnosis> {
                        configuration in the guest";
             Some(Diagnosis::new(Cause::AgentWithoutAddress, why))
         }
-        DomainView::Running => Some(silent(clues, agent_wanted)),
+        DomainView::Running => Some(match console {
+            Some(console) => silent(clues, console, agent_wanted),
+            None => unseen(clues),
+        }),
     }
 }
 
 /// That the preset's script has given up, if it has said so.
-fn preset(clues: &Clues) -> Option<Diagnosis> {
-    if clues.domain != DomainView::Running {
-        return None;
-    }
-    let text = plain(clues.console.content.as_deref().ok()?);
-    let Some(Mark::Failed(why)) = Console::of(&text).mark(SQUID) else { return None };
+fn preset(console: Console<'_>) -> Option<Diagnosis> {
+    let Some(Mark::Failed(why)) = console.mark(SQUID) else { return None };
     let message = "the preset's script could not make squid serve: its own words are on the \
                    console and in /var/log/cloud-init-output.log of the guest";
     Some(Diagnosis::new(Cause::PresetFailed, message).with(why))
@@ -120,10 +122,7 @@ fn down(clues: &Clues, cause: Cause, how: &str, reason: &str) -> Diagnosis {
     Diagnosis::new(cause, message).with(words.unwrap_or_default())
 }
 
-fn silent(clues: &Clues, agent_wanted: bool) -> Diagnosis {
-    let Ok(content) = &clues.console.content else { return unseen(clues) };
-    let text = plain(content);
-    let console = Console::of(&text);
+fn silent(clues: &Clues, console: Console<'_>, agent_wanted: bool) -> Diagnosis {
     match console.mark(AGENT) {
         Some(Mark::Failed(why)) if why == NOT_STARTED => not_started(clues),
         Some(Mark::Failed(why)) => failed(clues).with(why),

@@ -67,16 +67,19 @@ pub(super) fn gather(
     settings: &ProviderSettings,
     guest: &Guest,
 ) -> Result<Clues, CallError> {
-    let view = domain::view(connection, guest)?;
+    let found = domain::lookup(connection, guest)?;
     let mut clues = Clues {
-        domain: view,
+        domain: match &found {
+            Some(domain) => domain::state(domain)?,
+            None => domain::view(connection, guest)?,
+        },
         domain_type: String::new(),
         agent: AgentView::NoChannel,
         lease: LeaseView::NotKept,
         console: tail(console_path(guest)),
         log: tail(log_path(guest)),
     };
-    if let Some(domain) = domain::lookup(connection, guest)? {
+    if let Some(domain) = found {
         let xml: DomainXml = host::parse(&domain.xml_desc(0)?, "domain")?;
         clues.agent = agent(&xml);
         clues.domain_type = xml.kind;

@@ -53,7 +53,8 @@ fn uuid(domain: &Domain) -> Result<uuid::Uuid, CallError> {
     })
 }
 
-fn state(domain: &Domain) -> Result<DomainView, CallError> {
+/// How the domain is.
+pub(super) fn state(domain: &Domain) -> Result<DomainView, CallError> {
     let (state, reason) = domain.state()?;
     match state {
         Enum::Known(DomainState::Running | DomainState::Blocked | DomainState::Shutdown) => {
