@@ -8,16 +8,17 @@ use std::time::Duration;
 use anyhow::Context as _;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Settings};
+use crate::config::{self, MetricsListen, Settings};
 use crate::dbus::{self, Bus, Polkit, Services};
 use crate::image::Spool;
 use crate::journal;
+use crate::metrics::{self, Metrics};
 use crate::model::Fault;
-use crate::provider::Registry;
-use crate::reconcile::{Configured, Event, Supervisor};
+use crate::provider::{self, Bells, Registry};
+use crate::reconcile::{Configured, Event, Supervisor, Surroundings};
 use crate::store::Store;
 use crate::tasks;
 
@@ -90,9 +91,20 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
     let spool = Spool::new(options.cache.clone());
     let (events, presented) = mpsc::channel(EVENTS);
-    let configured = configure(settings, &Registry::default(), &spool);
-    let supervisor = Supervisor::new(store, configured, events, CancellationToken::new());
-    let reload = Arc::new(Reload { config: options.config.clone(), supervisor, spool });
+    let (bells, metrics) = (Bells::default(), Arc::new(Metrics::default()));
+    let configured = configure(settings, &Registry::default(), &spool, &bells);
+    let supervisor = Supervisor::new(Surroundings {
+        store,
+        configured,
+        events,
+        bells: bells.clone(),
+        metrics: metrics.clone(),
+        stop: CancellationToken::new(),
+    });
+    let pages = Pages { metrics, supervisor: supervisor.clone(), served: Mutex::default() };
+    let config = options.config.clone();
+    let reload = Arc::new(Reload { config, supervisor, spool, bells, pages });
+    reload.pages.serve().await;
     let bus = serve(&options, &reload, presented).await?;
     reload.supervisor.resume(records).await;
     bus.claim().await.with_context(|| {
@@ -105,8 +117,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     outcome
 }
 
-fn configure(settings: Settings, previous: &Registry, spool: &Spool) -> Configured {
-    let providers = Registry::build(&settings, previous, spool);
+fn configure(settings: Settings, previous: &Registry, spool: &Spool, bells: &Bells) -> Configured {
+    let providers = Registry::build(&settings, previous, spool, bells);
     Configured { settings: Arc::new(settings), providers }
 }
 
@@ -127,7 +139,7 @@ async fn serve(
     let bus = Bus::serve(options.bus.as_deref(), services.clone())
         .await
         .context("the bus can't be reached")?;
-    tokio::spawn(bus.clone().present(services, events));
+    bus.present(services, events).await;
     Ok(bus)
 }
 
@@ -136,6 +148,8 @@ struct Reload {
     config: ConfigPath,
     supervisor: Arc<Supervisor>,
     spool: Spool,
+    bells: Bells,
+    pages: Pages,
 }
 
 impl Reload {
@@ -164,9 +178,40 @@ impl Reload {
         let config = self.config.clone();
         let settings = tasks::blocking(move || config.load()).await?;
         let previous = self.supervisor.configured().providers;
-        let configured = configure(settings, &previous, &self.spool);
+        let configured = configure(settings, &previous, &self.spool, &self.bells);
         self.supervisor.reconfigure(configured).await;
+        self.pages.serve().await;
         Ok(())
+    }
+}
+
+/// The metrics' page, served where the configuration says.
+struct Pages {
+    metrics: Arc<Metrics>,
+    supervisor: Arc<Supervisor>,
+    served: Mutex<Option<(MetricsListen, CancellationToken)>>,
+}
+
+impl Pages {
+    /// Serves it at the place that is configured now. That it can't be is no reason for
+    /// the Proxies to suffer.
+    async fn serve(&self) {
+        let wanted = self.supervisor.configured().settings.metrics.clone();
+        let mut served = self.served.lock().await;
+        if served.as_ref().map(|(at, _)| at) == wanted.as_ref() {
+            return;
+        }
+        if let Some((_, stop)) = served.take() {
+            stop.cancel();
+        }
+        let Some(at) = wanted else { return };
+        let (metrics, supervisor) = (self.metrics.clone(), self.supervisor.clone());
+        let page = Arc::new(move || metrics.text(&supervisor.list()));
+        let stop = CancellationToken::new();
+        match metrics::serve(&at, page, stop.clone()).await {
+            Ok(()) => *served = Some((at, stop)),
+            Err(error) => tracing::error!("the metrics can't be served at {at:?}: {error}"),
+        }
     }
 }
 
@@ -186,8 +231,21 @@ async fn attend(bus: &Bus, reload: &Reload) -> anyhow::Result<()> {
             _ = tick.tick() => {
                 status(&reload.supervisor, &mut shown);
                 bus.check().await.context("the bus is gone")?;
+                show_life();
             }
         }
+    }
+}
+
+/// Tells systemd's watchdog that this process lives, as long as libvirt's event loop
+/// does: stuck, it can't be helped from within, and a new process resumes everything.
+fn show_life() {
+    match provider::event_loop_stuck() {
+        None => notify(&[NotifyState::Watchdog]),
+        Some(still) => tracing::error!(
+            "libvirt's event loop has not turned for {} s: systemd will start proxyd again",
+            still.as_secs()
+        ),
     }
 }
 

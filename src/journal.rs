@@ -20,6 +20,22 @@ pub const STEP_FAILED: &str = "e9680c2e5c6d4527a3c5aab1738ecec1";
 pub const HEALTHY: &str = "6ebc4e0f9f524e318899dec13507de3e";
 /// The health URL no longer answers through the proxy.
 pub const UNHEALTHY: &str = "f5b10d6cf8364d278b4553401b2aee6a";
+/// A Proxy was given another specification, or an order.
+pub const ORDERED: &str = "349a706d5200495d995c940d6d9fb942";
+/// A guest went down, or was paused, without an order.
+pub const GUEST_STOPPED: &str = "e092a058aabb4118800b9f3618bf6a8d";
+/// Something was taken from a guest or changed by another hand.
+pub const DRIFT: &str = "b4b10283af334dd18b0e11603dc112ca";
+/// A new guest took the place of the old one.
+pub const REBUILT: &str = "4d32c749c5304b458b433b116e3b6be7";
+/// A new guest did not come up, and the old one stays.
+pub const REBUILD_FAILED: &str = "073fe3e2d422412eafd61075c8802366";
+/// A proxy serves clients that it should not.
+pub const EXPOSED: &str = "5d9ac989e1884b01a9a36b8f68b289f1";
+/// libvirt of a provider entry is connected.
+pub const PROVIDER_CONNECTED: &str = "5e80ea2f5ebb43aba9187ae0b0e59481";
+/// libvirt of a provider entry can't be reached.
+pub const PROVIDER_LOST: &str = "35986bd3ba424cb49cbb3de41003181e";
 /// A base image is in the pool, verified.
 pub const IMAGE_READY: &str = "4def6f5d728f43ab8b7d8b77c684c868";
 /// A base image, or what was left of one, was removed from its pool.
@@ -32,7 +48,7 @@ pub const RELOAD_REFUSED: &str = "2538267c1e8e47eeb51a57384eb7ef4b";
 pub const RECORD_SET_ASIDE: &str = "747248033fac4f2b85f403e072ec4ea5";
 
 /// Every message id, for the test that compares them with the catalog.
-pub const ALL_IDS: [&str; 12] = [
+pub const ALL_IDS: [&str; 20] = [
     PROXY_NEW,
     PROXY_REMOVED,
     PHASE_CHANGED,
@@ -40,6 +56,14 @@ pub const ALL_IDS: [&str; 12] = [
     STEP_FAILED,
     HEALTHY,
     UNHEALTHY,
+    ORDERED,
+    GUEST_STOPPED,
+    DRIFT,
+    REBUILT,
+    REBUILD_FAILED,
+    EXPOSED,
+    PROVIDER_CONNECTED,
+    PROVIDER_LOST,
     IMAGE_READY,
     IMAGE_REMOVED,
     RELOADED,

@@ -9,6 +9,7 @@ mod files;
 pub mod health;
 pub mod image;
 pub mod journal;
+pub mod metrics;
 pub mod model;
 pub mod provider;
 pub mod reconcile;

@@ -13,11 +13,14 @@ use uuid::Uuid;
 use crate::config::OnRemoval;
 use crate::files;
 use crate::model::{
-    EntryName, Fault, FaultKind, ImageFormat, Origin, ProxyName, ProxySpec, Sha256Digest, Timestamp,
+    EntryName, Fault, FaultKind, Guest, ImageFormat, Origin, ProxyName, ProxySpec, Sha256Digest,
+    Slot, Timestamp,
 };
 
-/// The only record version that this program writes and reads.
-const VERSION: u32 = 1;
+/// The record version that this program writes.
+const VERSION: u32 = 2;
+/// The versions that it reads: the first knew no slots, no orders and no successors.
+const READABLE: std::ops::RangeInclusive<u32> = 1..=VERSION;
 
 /// How far a file of a Proxy has come. The intention is recorded before the file is
 /// made, so that after a crash a half-made file is known to be ours.
@@ -55,6 +58,9 @@ pub struct BaseRef {
 pub struct Build {
     /// The specification it is made for.
     pub spec: ProxySpec,
+    /// sha256 of the URL that its image came from, which may hold credentials.
+    #[serde(default)]
+    pub source: Option<Sha256Digest>,
     /// The base its overlay backs onto.
     pub base: Option<BaseRef>,
     /// The qcow2 overlay.
@@ -64,6 +70,45 @@ pub struct Build {
     /// Whether the domain was ever started: before that, NVRAM of its name is another's.
     #[serde(default)]
     pub started: bool,
+    /// Where it stands.
+    #[serde(default)]
+    pub slot: Slot,
+    /// Counts the guests made for the Proxy: cloud-init runs again when this changes.
+    /// 0 in records of the first version, where the record's own count holds.
+    #[serde(default)]
+    pub number: u64,
+}
+
+impl Build {
+    /// A guest that nothing has been made of yet.
+    pub fn new(spec: ProxySpec, slot: Slot, number: u64) -> Self {
+        let (overlay, seed) = (Artifact::None, Artifact::None);
+        Self { spec, source: None, base: None, overlay, seed, started: false, slot, number }
+    }
+}
+
+/// Whether a guest shall run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Power {
+    /// It shall.
+    #[default]
+    On,
+    /// It was ordered to be off.
+    Off,
+}
+
+/// How a guest is to be made anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rebuild {
+    /// The old one is removed first.
+    Plain,
+    /// The new one comes up beside the old, and takes over when it answers.
+    Overlap {
+        /// How long it may take, in seconds.
+        patience: u64,
+    },
 }
 
 /// Everything that is kept of one Proxy.
@@ -87,10 +132,25 @@ pub struct Record {
     pub created_at: Timestamp,
     /// Whether it is on its way out.
     pub deleting: bool,
-    /// How often a guest was made for it; cloud-init runs again when this changes.
+    /// How often a guest was made for it.
     pub builds: u64,
     /// The present guest.
     pub build: Option<Build>,
+    /// The guest that shall take over.
+    #[serde(default)]
+    pub next: Option<Build>,
+    /// A guest that is to be removed: one that was replaced, or that never took over.
+    #[serde(default)]
+    pub retired: Option<Build>,
+    /// Whether the guest shall run.
+    #[serde(default)]
+    pub power: Power,
+    /// Whether the guest is to be shut down and started once.
+    #[serde(default)]
+    pub restart: bool,
+    /// Whether, and how, the guest is to be made anew.
+    #[serde(default)]
+    pub rebuild: Option<Rebuild>,
 }
 
 impl Record {
@@ -108,6 +168,11 @@ impl Record {
             deleting: false,
             builds: 0,
             build: None,
+            next: None,
+            retired: None,
+            power: Power::On,
+            restart: false,
+            rebuild: None,
         }
     }
 
@@ -115,6 +180,21 @@ impl Record {
     /// which after a change of specification may not be the one it shall have.
     pub fn entry(&self) -> &EntryName {
         self.build.as_ref().map_or(&self.spec.provider, |build| &build.spec.provider)
+    }
+
+    /// The identity of the guest in `slot`.
+    pub fn guest(&self, slot: Slot) -> Guest {
+        Guest { name: self.name.clone(), uuid: self.uuid, slot }
+    }
+
+    /// The present guest's place, or the one it will have.
+    pub fn slot(&self) -> Slot {
+        self.build.as_ref().map(|build| build.slot).unwrap_or_default()
+    }
+
+    /// Every guest that there may be parts of.
+    pub fn all_builds(&self) -> impl Iterator<Item = &Build> {
+        [&self.build, &self.next, &self.retired].into_iter().flatten()
     }
 }
 
@@ -225,11 +305,16 @@ fn read_record(path: &Path) -> Result<Record, String> {
     let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
     // The error of a parser may quote what it read, and that may be user-data: only
     // the place is kept.
-    let record: Record = serde_json::from_slice(&bytes).map_err(|error| {
+    let mut record: Record = serde_json::from_slice(&bytes).map_err(|error| {
         format!("it is not a record (line {}, column {})", error.line(), error.column())
     })?;
-    if record.version != VERSION {
-        return Err(format!("its version is {}, and only {VERSION} is known", record.version));
+    if !READABLE.contains(&record.version) {
+        let newest = READABLE.end();
+        return Err(format!("its version is {}, and {newest} is the newest known", record.version));
+    }
+    record.version = VERSION;
+    if let Some(build) = record.build.as_mut().filter(|build| build.number == 0) {
+        build.number = record.builds;
     }
     let stem = path.file_stem().and_then(|stem| stem.to_str());
     if stem != Some(record.name.as_str()) {

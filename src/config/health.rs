@@ -12,11 +12,13 @@ use crate::model::{ResourceUrl, UrlOrigin};
 /// so that the proxy itself makes the request and not a tunnel through it.
 pub const DEFAULT_HEALTH_URL: &str = "http://connectivitycheck.gstatic.com/generate_204";
 
-const KEYS: [&str; 5] = ["url", "expectStatus", "interval", "timeout", "unhealthyAfter"];
+const KEYS: [&str; 6] =
+    ["url", "expectStatus", "interval", "timeout", "unhealthyAfter", "healthyAfter"];
 const DEFAULT_STATUS: u16 = 204;
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEFAULT_UNHEALTHY_AFTER: u32 = 3;
+const DEFAULT_HEALTHY_AFTER: u32 = 1;
 /// More often than this is an attack on whoever answers the health URL.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// More seldom than this is no supervision.
@@ -40,12 +42,15 @@ pub(super) fn read(section: &Section<'_>) -> Option<HealthSettings> {
         .read_or("timeout", DEFAULT_TIMEOUT.min(most), |node| duration(node, MIN_TIMEOUT, most));
     let unhealthy_after =
         section.read_or("unhealthyAfter", DEFAULT_UNHEALTHY_AFTER, |node| node.whole(1..=u32::MAX));
+    let healthy_after =
+        section.read_or("healthyAfter", DEFAULT_HEALTHY_AFTER, |node| node.whole(1..=u32::MAX));
     Some(HealthSettings {
         url: url?,
         expect_status: expect_status?,
         interval: interval?,
         timeout: timeout?,
         unhealthy_after: unhealthy_after?,
+        healthy_after: healthy_after?,
     })
 }
 
@@ -101,9 +106,10 @@ mod tests {
     fn all_keys() {
         let settings = health(
             r#"{"url": "https://h/x", "expectStatus": 200, "interval": "1m 30s",
-                "timeout": "500ms", "unhealthyAfter": 1}"#,
+                "timeout": "500ms", "unhealthyAfter": 1, "healthyAfter": 2}"#,
         );
         assert_eq!((settings.expect_status, settings.unhealthy_after), (200, 1));
+        assert_eq!(settings.healthy_after, 2);
         assert_eq!(settings.interval, Duration::from_secs(90));
         assert_eq!(settings.timeout, Duration::from_millis(500));
     }
@@ -111,7 +117,8 @@ mod tests {
     #[test]
     fn every_mistake_is_pointed_to() {
         let text = r#"{"health": {"url": "file:///etc/shadow", "expectStatus": 99,
-            "interval": "soon", "timeout": 5, "unhealthyAfter": 0, "intervall": "1s"}}"#;
+            "interval": "soon", "timeout": 5, "unhealthyAfter": 0, "healthyAfter": 0,
+            "intervall": "1s"}}"#;
         let expected = [
             "/health/intervall",
             "/health/url",
@@ -119,6 +126,7 @@ mod tests {
             "/health/interval",
             "/health/timeout",
             "/health/unhealthyAfter",
+            "/health/healthyAfter",
         ];
         assert_eq!(errors_at(text), expected);
     }

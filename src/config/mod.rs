@@ -8,6 +8,7 @@ mod error;
 mod health;
 mod image;
 mod json;
+mod metrics;
 mod provider;
 mod proxy;
 mod section;
@@ -29,8 +30,8 @@ use std::path::Path;
 pub use error::{ConfigError, ConfigErrors};
 pub use health::DEFAULT_HEALTH_URL;
 pub use settings::{
-    DeclaredProxy, HealthSettings, ImageSettings, NetworkAttachment, OnRemoval, ProviderSettings,
-    ProviderType, Settings, SshSettings, VirtType,
+    DeclaredProxy, HealthSettings, ImageSettings, MetricsListen, NetworkAttachment, OnRemoval,
+    ProviderSettings, ProviderType, Settings, SshSettings, VirtType,
 };
 
 use error::{Pointer, Report};
@@ -38,7 +39,7 @@ use section::{Node, Section};
 
 use crate::model::EntryName;
 
-const KEYS: [&str; 4] = ["images", "providers", "proxies", "health"];
+const KEYS: [&str; 5] = ["images", "providers", "proxies", "health", "metrics"];
 /// More than this is no configuration.
 const MAX_BYTES: u64 = 16 << 20;
 
@@ -70,7 +71,9 @@ fn settings(node: &Node<'_>) -> Option<Settings> {
     let (providers, proxies) = providers_and_proxies(&root);
     let health = health::section(&root.get_or_empty("health"));
     let health = health.and_then(|section| health::read(&section));
-    Some(Settings { providers: providers?, proxies: proxies?, health: health? })
+    let metrics = metrics::read(&root.get_or_empty("metrics"));
+    let (providers, proxies) = (providers?, proxies?);
+    Some(Settings { providers, proxies, health: health?, metrics: metrics? })
 }
 
 /// The entries when all is well with them.

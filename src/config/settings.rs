@@ -17,6 +17,17 @@ pub struct Settings {
     pub proxies: BTreeMap<ProxyName, DeclaredProxy>,
     /// How proxies are probed.
     pub health: HealthSettings,
+    /// Where Prometheus may ask; nowhere when absent.
+    pub metrics: Option<MetricsListen>,
+}
+
+/// Where the metrics are served: never to other hosts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsListen {
+    /// A loopback address.
+    Tcp(std::net::SocketAddr),
+    /// A Unix socket.
+    Unix(std::path::PathBuf),
 }
 
 impl Settings {
@@ -149,4 +160,6 @@ pub struct HealthSettings {
     pub timeout: Duration,
     /// Failures in a row that make a healthy Proxy unhealthy.
     pub unhealthy_after: u32,
+    /// Answers in a row that make it healthy again.
+    pub healthy_after: u32,
 }

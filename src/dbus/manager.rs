@@ -10,7 +10,7 @@ use zbus::{Connection, ObjectPath, OwnedObjectPath, interface};
 
 use super::auth::Action;
 use super::error::CallError;
-use super::proxy::{endpoint, path};
+use super::proxy::{checked, endpoint, path};
 use super::value::SpecValue;
 use super::{Services, spec};
 use crate::image::Leftover;
@@ -58,12 +58,8 @@ fn leftover_row(leftover: Leftover) -> LeftoverRow {
     (leftover.path.to_string_lossy().into_owned(), leftover.bytes, leftover.reason)
 }
 
-fn checked(name: &str) -> Result<ProxyName, Fault> {
-    ProxyName::new(name).map_err(|error| Fault::new(FaultKind::InvalidArgument, error.to_string()))
-}
-
 /// The object path of `name` as a typed path.
-fn object_path(name: &ProxyName) -> OwnedObjectPath {
+pub(super) fn object_path(name: &ProxyName) -> OwnedObjectPath {
     // `path` escapes everything that a path may not hold.
     ObjectPath::from_string_unchecked(path(name)).into()
 }

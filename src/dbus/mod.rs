@@ -5,6 +5,7 @@ mod auth;
 mod error;
 mod manager;
 mod objects;
+mod provider;
 mod proxy;
 mod spec;
 mod value;
@@ -25,6 +26,15 @@ pub use value::SpecValue;
 pub const BUS_NAME: &str = "org.proxyd1";
 /// The path of the manager and of the object manager.
 pub const ROOT_PATH: &str = "/org/proxyd1";
+
+/// The object path of a provider entry.
+///
+/// # Errors
+/// That `entry` is no identifier.
+pub fn provider_path(entry: &str) -> Result<String, String> {
+    let entry = crate::model::EntryName::new(entry).map_err(|error| error.to_string())?;
+    Ok(provider::path(&entry))
+}
 
 /// What the interfaces need of the daemon.
 #[derive(Clone)]
@@ -55,9 +65,12 @@ impl Bus {
         Ok(Self { connection })
     }
 
-    /// Presents Proxies as they come and go, until the supervisor is gone.
-    pub async fn present(self, services: Services, events: mpsc::Receiver<Event>) {
-        objects::Objects::new(self.connection, services).follow(events).await;
+    /// Presents the provider entries, and from then on entries and Proxies as they come
+    /// and go, until the supervisor is gone.
+    pub async fn present(&self, services: Services, events: mpsc::Receiver<Event>) {
+        let mut objects = objects::Objects::new(self.connection.clone(), services);
+        objects.entries().await;
+        tokio::spawn(objects.follow(events));
     }
 
     /// Takes the well-known name.

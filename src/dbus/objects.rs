@@ -1,18 +1,20 @@
 //! The coming and going of objects, and their change signals.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use zbus::names::InterfaceName;
 use zbus::object_server::SignalEmitter;
 use zbus::{Connection, ObjectPath, OwnedVariant};
 
 use super::manager::Manager;
+use super::provider;
 use super::proxy::{Proxy, path};
 use super::{ROOT_PATH, Services};
-use crate::model::ProxyName;
+use crate::config::ProviderSettings;
+use crate::model::{EntryName, ProxyName};
 use crate::reconcile::{Event, Handle, View};
 
 const PROXY_INTERFACE: &str = "org.proxyd1.Proxy";
@@ -22,16 +24,30 @@ pub(super) struct Objects {
     connection: Connection,
     services: Services,
     followers: JoinSet<()>,
+    entries: BTreeMap<EntryName, (ProviderSettings, AbortHandle)>,
 }
 
 impl Objects {
     pub(super) fn new(connection: Connection, services: Services) -> Self {
-        Self { connection, services, followers: JoinSet::new() }
+        let (followers, entries) = (JoinSet::new(), BTreeMap::new());
+        Self { connection, services, followers, entries }
     }
 
     /// Follows `events` until there are no more.
     pub(super) async fn follow(mut self, mut events: mpsc::Receiver<Event>) {
-        while let Some(event) = events.recv().await {
+        let mut configured = self.services.supervisor.watch_configured();
+        loop {
+            let event = tokio::select! {
+                event = events.recv() => event,
+                changed = configured.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.entries().await;
+                    continue;
+                }
+            };
+            let Some(event) = event else { return };
             let outcome = match event {
                 Event::Added { handle, presented } => {
                     let outcome = self.add(handle).await;
@@ -41,10 +57,41 @@ impl Objects {
                 }
                 Event::Removed(name) => self.remove(&name).await,
             };
-            if let Err(error) = outcome {
-                tracing::error!("the bus does not take an object: {error}");
-            }
+            note(outcome);
             while self.followers.try_join_next().is_some() {}
+        }
+    }
+
+    /// Makes the objects of the entries those of the configuration.
+    pub(super) async fn entries(&mut self) {
+        let providers = self.services.supervisor.configured().providers;
+        let wanted: BTreeMap<_, _> = providers
+            .all()
+            .map(|(settings, provider)| (&settings.name, (settings, provider)))
+            .collect();
+        let stays = |name: &EntryName, known: &ProviderSettings| {
+            wanted.get(name).is_some_and(|(settings, _)| **settings == *known)
+        };
+        let gone: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(name, (known, _))| !stays(name, known))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in gone {
+            if let Some((_, follower)) = self.entries.remove(&name) {
+                follower.abort();
+            }
+            note(provider::remove(&self.connection, &name).await);
+        }
+        for (name, (settings, host)) in wanted {
+            if self.entries.contains_key(name) {
+                continue;
+            }
+            let added = provider::add(&self.connection, settings, host, &self.services).await;
+            if let Some(follower) = note(added) {
+                self.entries.insert(name.clone(), (settings.clone(), follower));
+            }
         }
     }
 
@@ -66,6 +113,10 @@ impl Objects {
         let emitter = SignalEmitter::new(&self.connection, ROOT_PATH)?;
         Manager::proxy_removed(&emitter, name.as_str(), ObjectPath::try_from(path)?).await
     }
+}
+
+fn note<T>(outcome: zbus::Result<T>) -> Option<T> {
+    outcome.inspect_err(|error| tracing::error!("the bus does not take an object: {error}")).ok()
 }
 
 type Properties = HashMap<String, OwnedVariant>;

@@ -1,14 +1,18 @@
 //! `org.proxyd1.Proxy`: one object per Proxy.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use zbus::Connection;
 use zbus::interface;
 use zbus::message::Header;
 
-use super::Services;
 use super::auth::Action;
 use super::error::CallError;
-use crate::model::{ProxyName, Timestamp};
-use crate::reconcile::{Handle, View};
+use super::value::SpecValue;
+use super::{Services, spec};
+use crate::model::{Fault, FaultKind, ProxyName, ProxySpec, Timestamp};
+use crate::reconcile::{Change, Handle, View};
 
 /// A row of the `Conditions` property: kind, whether it holds, reason, message, since.
 type ConditionRow = (String, bool, String, String, u64);
@@ -30,6 +34,11 @@ impl Proxy {
     fn view(&self) -> std::sync::Arc<View> {
         self.handle.view()
     }
+
+    /// Whether the caller may change the Proxy.
+    async fn authorize(&self, connection: &Connection, call: &Header<'_>) -> Result<(), CallError> {
+        Ok(self.services.authorizer.check(connection, call, Action::ManageProxies).await?)
+    }
 }
 
 /// The object path of a Proxy. A name holds only letters, digits and hyphens; a
@@ -38,7 +47,11 @@ pub(super) fn path(name: &ProxyName) -> String {
     format!("{}/proxy/{}", super::ROOT_PATH, escape(name.as_str()))
 }
 
-fn escape(label: &str) -> String {
+pub(super) fn checked(name: &str) -> Result<ProxyName, Fault> {
+    ProxyName::new(name).map_err(|error| Fault::new(FaultKind::InvalidArgument, error.to_string()))
+}
+
+pub(super) fn escape(label: &str) -> String {
     let mut escaped = String::with_capacity(label.len());
     for (index, byte) in label.bytes().enumerate() {
         if byte.is_ascii_alphabetic() || (index > 0 && byte.is_ascii_digit()) {
@@ -59,9 +72,128 @@ pub(super) fn endpoint(view: &View) -> String {
     address.unwrap_or_default()
 }
 
+/// How long a successor may take, when one shall come up beside the present guest.
+fn overlap(options: HashMap<String, SpecValue>) -> Result<Option<Option<Duration>>, Fault> {
+    let refuse = |message: String| Err(Fault::new(FaultKind::InvalidArgument, message));
+    let (mut overlap, mut timeout) = (false, None);
+    for (key, value) in options {
+        match (key.as_str(), value) {
+            ("Overlap", SpecValue::Flag(wanted)) => overlap = wanted,
+            ("Timeout", SpecValue::U64(seconds)) if (1..=86_400).contains(&seconds) => {
+                timeout = Some(Duration::from_secs(seconds));
+            }
+            ("Timeout", SpecValue::U64(seconds)) => {
+                return refuse(format!("Timeout: {seconds} is not among 1 to 86400 seconds"));
+            }
+            ("Overlap", value) => {
+                return refuse(format!("Overlap: its type is {:?}, not \"b\"", value.signature()));
+            }
+            ("Timeout", value) => {
+                return refuse(format!("Timeout: its type is {:?}, not \"t\"", value.signature()));
+            }
+            (key, _) => {
+                let shown: String = key.chars().take(80).collect();
+                return refuse(format!(
+                    "{shown:?} is no option of a rebuild: use Overlap, Timeout"
+                ));
+            }
+        }
+    }
+    if timeout.is_some() && !overlap {
+        return refuse("Timeout: only a rebuild with Overlap has one".to_owned());
+    }
+    Ok(overlap.then_some(timeout))
+}
+
 /// A forward proxy, run as a virtual machine.
 #[interface(name = "org.proxyd1.Proxy")]
 impl Proxy {
+    /// Changes the specification: the keys of CreateProxy that are given. Returns each
+    /// key that changed, with when that takes effect: live, next-start (Restart brings
+    /// it), or rebuild (Rebuild brings it). Until then the condition UpToDate does not
+    /// hold, and names what is waited for.
+    async fn update(
+        &self,
+        spec: HashMap<String, SpecValue>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<HashMap<String, String>, CallError> {
+        self.authorize(connection, &call).await?;
+        let change = |before: &ProxySpec| spec::merge(spec, before);
+        let changes = self.services.supervisor.update(self.handle.name(), change).await?;
+        let row = |change: Change| (change.key.to_owned(), change.effect.as_str().to_owned());
+        Ok(changes.into_iter().map(row).collect())
+    }
+
+    /// Has the guest run. Returns when the order is recorded.
+    async fn start(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok(self.services.supervisor.set_running(self.handle.name(), true).await?)
+    }
+
+    /// Has the guest shut down and stay off. One that doesn't heed is ended after 30
+    /// seconds. Returns when the order is recorded.
+    async fn stop(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok(self.services.supervisor.set_running(self.handle.name(), false).await?)
+    }
+
+    /// Has the guest shut down and start again, with what waits for the next start.
+    async fn restart(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok(self.services.supervisor.restart(self.handle.name()).await?)
+    }
+
+    /// Has the guest made anew, with a new overlay and seed and the same identity. The
+    /// present one is removed first.
+    async fn rebuild(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok(self.services.supervisor.rebuild(self.handle.name(), None).await?)
+    }
+
+    /// Rebuild with options. Overlap b: the new guest comes up beside the present one
+    /// and takes over only when it answers; if it doesn't, the present one stays. Its
+    /// address and the UUID of its domain are others then. Timeout t: how long it may
+    /// take, in seconds (900 unless given).
+    async fn rebuild_with_options(
+        &self,
+        options: HashMap<String, SpecValue>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        let overlap = overlap(options)?;
+        Ok(self.services.supervisor.rebuild(self.handle.name(), overlap).await?)
+    }
+
+    /// Probes the proxy at once: whether the health URL answers through it, and what
+    /// was found, with the hop that failed. Needs the right to manage proxies, since
+    /// it makes the daemon send a request.
+    async fn probe(
+        &self,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(bool, String), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok(self.services.supervisor.probe(self.handle.name()).await?)
+    }
+
     /// Removes the Proxy with its domain, NVRAM, overlay, seed and console log. The
     /// base image stays. Returns when the removal is recorded; ProxyRemoved follows.
     async fn delete(
@@ -192,8 +324,10 @@ impl Proxy {
         endpoint(&self.view())
     }
 
-    /// The steps on the way (ImageReady, DomainRunning, AddressKnown, Healthy): kind,
-    /// whether it holds, reason, message, and since when in microseconds.
+    /// The steps on the way (ImageReady, DomainRunning, AddressKnown, Healthy), whether
+    /// the guest is UpToDate with its specification, and whether it is Exposed to
+    /// clients that it should not serve: kind, whether it holds, reason, message, and
+    /// since when in microseconds.
     #[zbus(property)]
     fn conditions(&self) -> Vec<ConditionRow> {
         let row = |condition: &crate::model::Condition| {
@@ -220,10 +354,10 @@ impl Proxy {
         self.view().status.observed_generation
     }
 
-    /// The UUID of the libvirt domain.
-    #[zbus(property(emits_changed_signal = "const"))]
+    /// The UUID of the libvirt domain. Another one after a rebuild with overlap.
+    #[zbus(property)]
     fn domain(&self) -> String {
-        self.view().uuid.to_string()
+        self.view().guest(self.handle.name()).domain_uuid().to_string()
     }
 
     /// Who declared it: api or config.

@@ -14,7 +14,30 @@ pub(super) fn parse(
     values: HashMap<String, SpecValue>,
     only_entry: Option<&EntryName>,
 ) -> Result<ProxySpec, Fault> {
-    let mut input = SpecInput::default();
+    checked(SpecInput::default(), values, only_entry)
+}
+
+/// Checks `values` whole and puts them in place of what `before` has. What was said of
+/// another image's bytes is not kept.
+///
+/// # Errors
+/// As for [`parse`].
+pub(super) fn merge(
+    values: HashMap<String, SpecValue>,
+    before: &ProxySpec,
+) -> Result<ProxySpec, Fault> {
+    let mut input = SpecInput::of(before);
+    if values.contains_key("Image") {
+        (input.image_sha256, input.image_format) = (None, None);
+    }
+    checked(input, values, None)
+}
+
+fn checked(
+    mut input: SpecInput,
+    values: HashMap<String, SpecValue>,
+    only_entry: Option<&EntryName>,
+) -> Result<ProxySpec, Fault> {
     let mut problems = Vec::new();
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_by(|a, b| a.0.cmp(&b.0));
@@ -112,6 +135,38 @@ mod tests {
             let message = refused(key, SpecValue::Other("x".into()));
             assert!(message.starts_with(&format!("{key}: its type is \"x\"")), "{message}");
         }
+    }
+
+    #[test]
+    fn an_update_changes_what_it_names_and_nothing_else() {
+        let text = |text: &str| SpecValue::Text(text.into());
+        let of = |values: &[(&str, SpecValue)]| {
+            values.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
+        };
+        let sha256 = "0".repeat(64);
+        let before = parse(
+            of(&[
+                ("Provider", text("home")),
+                ("Image", text("http://u:p@h/a.raw")),
+                ("ImageSha256", text(&sha256)),
+                ("ImageFormat", text("raw")),
+                ("UserData", SpecValue::Bytes(vec![0, 255])),
+                ("AllowedClients", SpecValue::Texts(vec!["192.0.2.0/24".into()])),
+                ("DiskGiB", SpecValue::U64(9)),
+                ("HealthUrl", text("http://h/204")),
+                ("Autostart", SpecValue::Flag(false)),
+            ]),
+            None,
+        )
+        .unwrap();
+        assert_eq!(merge(HashMap::new(), &before).unwrap(), before);
+        let after = merge(of(&[("Vcpus", SpecValue::U32(3))]), &before).unwrap();
+        assert_eq!(after, ProxySpec { vcpus: 3, ..before.clone() });
+        // What vouched for the old image does not vouch for another.
+        let after = merge(of(&[("Image", text("debian-13"))]), &before).unwrap();
+        assert_eq!(after.image.shown(), "debian-13");
+        let fault = merge(of(&[("Vcpu", SpecValue::U32(3))]), &before).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::InvalidArgument);
     }
 
     #[test]

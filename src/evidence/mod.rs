@@ -4,6 +4,7 @@
 mod console;
 mod diagnosis;
 mod qemu_log;
+mod scrub;
 
 use std::path::PathBuf;
 
@@ -11,7 +12,8 @@ use serde::Serialize;
 
 pub use diagnosis::{Cause, Diagnosis, Known, diagnose};
 
-use crate::model::{Condition, Fault, ProxyName, ProxyStatus};
+use self::scrub::Scrubber;
+use crate::model::{Condition, Fault, ProxyName, ProxyStatus, Secret};
 use crate::provider::{AgentView, Clues, DomainView, LeaseView, Tail};
 
 /// Bytes of console and log that evidence holds of each, from their end.
@@ -64,14 +66,25 @@ struct TailRow {
     error: Option<String>,
 }
 
+/// Whom the evidence is about.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// The Proxy's name.
+    pub name: &'a ProxyName,
+    /// How it is.
+    pub status: &'a ProxyStatus,
+    /// Whether vendor-data brings it a guest agent.
+    pub agent_wanted: bool,
+    /// What it was given, no secret of which may be told.
+    pub secrets: &'a [Secret],
+}
+
 impl Evidence {
-    /// What is told of the Proxy `name`, whose provider gave `clues`.
-    pub fn new(
-        name: &ProxyName,
-        status: &ProxyStatus,
-        agent_wanted: bool,
-        clues: Result<Clues, Fault>,
-    ) -> Self {
+    /// What is told of the Proxy whose provider gave `clues`. What looks like a secret,
+    /// and every secret that its user-data names as one, is taken out.
+    pub fn new(subject: &Subject<'_>, clues: Result<Clues, Fault>) -> Self {
+        let Subject { name, status, agent_wanted, secrets } = *subject;
+        let scrubber = Scrubber::new(secrets);
         let known = Known { heard: status.is_heard(), agent_wanted };
         let found = clues.as_ref().ok().filter(|_| !status.healthy());
         let found = found.and_then(|clues| diagnose(clues, known));
@@ -85,7 +98,7 @@ impl Evidence {
             conditions: status.conditions.iter().map(condition_row).collect(),
             diagnosis: found,
             error: clues.as_ref().err().map(ToString::to_string),
-            guest: clues.ok().map(guest_row),
+            guest: clues.ok().map(|clues| guest_row(clues, &scrubber)),
         }
     }
 
@@ -101,7 +114,7 @@ fn condition_row(condition: &Condition) -> ConditionRow {
     ConditionRow { kind: kind.as_str(), holds: *holds, reason, message: message.clone() }
 }
 
-fn guest_row(clues: Clues) -> GuestRow {
+fn guest_row(clues: Clues, scrubber: &Scrubber) -> GuestRow {
     let (domain, domain_reason) = match clues.domain {
         DomainView::Absent => ("absent", None),
         DomainView::Foreign { uuid } => ("foreign", Some(format!("its UUID is {uuid}"))),
@@ -122,9 +135,9 @@ fn guest_row(clues: Clues) -> GuestRow {
             LeaseView::Leased(ip) => Some(ip.to_string()),
             LeaseView::NotYet | LeaseView::NotKept => None,
         },
-        console: tail_row(clues.console, console::plain),
+        console: tail_row(clues.console, |bytes| scrubber.clean(&console::plain(bytes))),
         qemu_log: tail_row(clues.log, |bytes| {
-            qemu_log::latest(&String::from_utf8_lossy(bytes)).to_owned()
+            scrubber.clean(qemu_log::latest(&String::from_utf8_lossy(bytes)))
         }),
     }
 }
@@ -152,6 +165,10 @@ fn ending(text: &str) -> String {
 mod tests {
     use super::*;
 
+    fn subject<'a>(name: &'a ProxyName, status: &'a ProxyStatus) -> Subject<'a> {
+        Subject { name, status, agent_wanted: true, secrets: &[] }
+    }
+
     fn clues() -> Clues {
         let tail = |content| Tail { path: "/log".into(), content };
         Clues {
@@ -167,7 +184,7 @@ mod tests {
     #[test]
     fn evidence_is_json_with_the_cause_and_both_tails() {
         let name = ProxyName::new("web").unwrap();
-        let evidence = Evidence::new(&name, &ProxyStatus::pending(), true, Ok(clues()));
+        let evidence = Evidence::new(&subject(&name, &ProxyStatus::pending()), Ok(clues()));
         let json: serde_json::Value = serde_json::from_str(&evidence.json()).unwrap();
         assert_eq!(json["diagnosis"]["cause"], "NotBooted");
         assert_eq!(json["guest"]["console"]["tail"], "Booting\n");
@@ -179,7 +196,7 @@ mod tests {
     fn without_the_host_it_says_why() {
         let fault = Fault::new(crate::model::FaultKind::ProviderUnavailable, "no libvirt");
         let name = ProxyName::new("web").unwrap();
-        let evidence = Evidence::new(&name, &ProxyStatus::pending(), true, Err(fault));
+        let evidence = Evidence::new(&subject(&name, &ProxyStatus::pending()), Err(fault));
         let json: serde_json::Value = serde_json::from_str(&evidence.json()).unwrap();
         assert_eq!(json["error"], "no libvirt");
         assert!(json["guest"].is_null());

@@ -1,12 +1,20 @@
 //! Probing: the health URL is fetched through a proxy, and the verdict names the
 //! hop that failed.
 
-use std::net::SocketAddr;
+mod exchange;
+mod judge;
+mod tunnel;
+
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use reqwest::header::{CACHE_CONTROL, HeaderMap};
-use reqwest::{Client, StatusCode};
+use hyper::header::HeaderMap;
+use hyper::{Method, StatusCode};
 
+pub use judge::Judge;
+
+use self::exchange::{Trouble, exchange};
+use self::tunnel::Tunnels;
 use crate::model::ResourceUrl;
 
 /// What to fetch through which proxy, and what counts as an answer.
@@ -20,14 +28,20 @@ pub struct Target {
     pub expect_status: u16,
     /// The most the whole probe may take.
     pub timeout: Duration,
+    /// The address of this host to ask from; the one that the route suggests when absent.
+    pub source: Option<IpAddr>,
 }
 
 /// The hop at which a probe failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hop {
+    /// The guest has no known address.
+    NoAddress,
     /// Nothing listens on the proxy's port.
     Refused,
-    /// The proxy's host does not answer.
+    /// The proxy's host does not answer in time.
+    ConnectTimeout,
+    /// There is no way to the proxy's host.
     Unreachable,
     /// The proxy asks for a login.
     ProxyAuthentication,
@@ -43,6 +57,25 @@ pub enum Hop {
     TooSlow,
     /// The connection broke, or what came back is not HTTP.
     Broken,
+}
+
+impl Hop {
+    /// The word for messages and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoAddress => "NoAddress",
+            Self::Refused => "Refused",
+            Self::ConnectTimeout => "ConnectTimeout",
+            Self::Unreachable => "Unreachable",
+            Self::ProxyAuthentication => "ProxyAuthentication",
+            Self::ProxyDenied => "ProxyDenied",
+            Self::NameResolution => "NameResolution",
+            Self::Upstream => "Upstream",
+            Self::WrongStatus => "WrongStatus",
+            Self::TooSlow => "TooSlow",
+            Self::Broken => "Broken",
+        }
+    }
 }
 
 /// The outcome of a probe.
@@ -68,58 +101,34 @@ impl Verdict {
     }
 }
 
-/// Probes one proxy after the other, usually the same: an HTTP client is made only
-/// when another proxy or another limit is asked for.
+/// Probes proxies, each time on a fresh connection.
 #[derive(Debug, Default)]
 pub struct Prober {
-    client: Option<((SocketAddr, Duration), Client)>,
+    tunnels: Tunnels,
 }
 
 impl Prober {
-    /// Fetches `target.url` through `target.proxy` on a fresh connection.
+    /// Fetches `target.url` through `target.proxy`: an https URL through a tunnel that
+    /// the proxy opens by CONNECT.
     pub async fn probe(&mut self, target: &Target) -> Verdict {
-        let client = match self.client(target) {
-            Ok(client) => client,
-            Err(error) => {
-                let message = format!("no HTTP client can be made: {}", innermost(&error));
-                return Verdict::failed(Hop::Broken, message);
-            }
-        };
+        if target.url.expose().scheme() == "https" {
+            return self.tunnels.probe(target).await;
+        }
         let started = Instant::now();
         // HEAD would be lighter, but "generate_204" servers promise their answer to GET.
-        let request = client.get(target.url.expose().clone());
-        // What a proxy has in its cache tells nothing about its way to the server.
-        match request.header(CACHE_CONTROL, "no-cache").send().await {
-            Ok(response) => judge(target, response.status(), response.headers(), started.elapsed()),
-            Err(error) => explain(target, &error),
-        }
-    }
-
-    fn client(&mut self, target: &Target) -> reqwest::Result<Client> {
-        let key = (target.proxy, target.timeout);
-        match &self.client {
-            Some((made_for, client)) if *made_for == key => Ok(client.clone()),
-            _ => Ok(self.client.insert((key, client(target)?)).1.clone()),
+        let answer = exchange(target, Method::GET, target.url.expose().as_str()).await;
+        match answer {
+            Ok((status, headers)) if status.as_u16() != target.expect_status => {
+                refusal(target, status, &headers)
+            }
+            Ok(_) => Verdict::Healthy { latency: started.elapsed() },
+            Err(trouble) => told(target, trouble),
         }
     }
 }
 
-/// A client that goes through the proxy whatever the environment says, and reports
-/// the first answer as it is.
-fn client(target: &Target) -> reqwest::Result<Client> {
-    Client::builder()
-        .proxy(reqwest::Proxy::all(format!("http://{}", target.proxy))?)
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(target.timeout)
-        .pool_max_idle_per_host(0)
-        .user_agent(concat!("proxyd/", env!("CARGO_PKG_VERSION")))
-        .build()
-}
-
-fn judge(target: &Target, status: StatusCode, headers: &HeaderMap, latency: Duration) -> Verdict {
-    if status.as_u16() == target.expect_status {
-        return Verdict::Healthy { latency };
-    }
+/// What an answer that isn't the expected one means.
+fn refusal(target: &Target, status: StatusCode, headers: &HeaderMap) -> Verdict {
     // squid names the cause of an answer of its own in this header:
     // https://wiki.squid-cache.org/Features/CustomErrors
     let squid = headers.get("x-squid-error").and_then(|value| value.to_str().ok());
@@ -145,36 +154,17 @@ fn judge(target: &Target, status: StatusCode, headers: &HeaderMap, latency: Dura
     Verdict::failed(hop, format!("{what}: {} through {} gave {status}", target.url, target.proxy))
 }
 
-fn explain(target: &Target, error: &reqwest::Error) -> Verdict {
-    let refused = io_kind(error) == Some(std::io::ErrorKind::ConnectionRefused);
-    let (hop, what) = match (error.is_timeout(), error.is_connect(), refused) {
-        (_, _, true) => (Hop::Refused, "nothing listens there yet".to_owned()),
-        (true, true, _) => (Hop::Unreachable, "the host does not answer".to_owned()),
-        (true, false, _) => (Hop::TooSlow, format!("no whole answer within {:?}", target.timeout)),
-        (false, true, _) => (Hop::Unreachable, innermost(error)),
-        (false, false, _) => (Hop::Broken, innermost(error)),
+fn told(target: &Target, trouble: Trouble) -> Verdict {
+    let (hop, what) = match trouble {
+        Trouble::Refused => (Hop::Refused, "nothing listens there yet".to_owned()),
+        Trouble::ConnectTimeout => {
+            (Hop::ConnectTimeout, format!("the host does not answer within {:?}", target.timeout))
+        }
+        Trouble::Unreachable(error) => (Hop::Unreachable, error),
+        Trouble::TooSlow => (Hop::TooSlow, format!("no whole answer within {:?}", target.timeout)),
+        Trouble::Broken(error) => (Hop::Broken, error),
     };
     Verdict::failed(hop, format!("{}: {what}", target.proxy))
-}
-
-/// The cause at the bottom: reqwest's own words name the URL, credentials included.
-fn innermost(error: &reqwest::Error) -> String {
-    let mut deepest: Option<&dyn std::error::Error> = std::error::Error::source(error);
-    while let Some(next) = deepest.and_then(std::error::Error::source) {
-        deepest = Some(next);
-    }
-    deepest.map_or_else(|| "the request failed".to_owned(), ToString::to_string)
-}
-
-fn io_kind(error: &reqwest::Error) -> Option<std::io::ErrorKind> {
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        if let Some(io) = inner.downcast_ref::<std::io::Error>() {
-            return Some(io.kind());
-        }
-        cause = inner.source();
-    }
-    None
 }
 
 #[cfg(test)]
@@ -202,11 +192,14 @@ mod tests {
         address
     }
 
+    fn target(proxy: SocketAddr, url: ResourceUrl) -> Target {
+        let timeout = Duration::from_millis(500);
+        Target { proxy, url, expect_status: 204, timeout, source: None }
+    }
+
     async fn verdict(proxy: SocketAddr) -> Verdict {
         let url = ResourceUrl::parse("http://u:secret@example.test/204", UrlOrigin::Api).unwrap();
-        Prober::default()
-            .probe(&Target { proxy, url, expect_status: 204, timeout: Duration::from_millis(500) })
-            .await
+        Prober::default().probe(&target(proxy, url)).await
     }
 
     async fn hop(answer: &'static str) -> Hop {
@@ -251,5 +244,57 @@ mod tests {
         drop(listener);
         let verdict = verdict(address).await;
         assert!(matches!(verdict, Verdict::Unhealthy { hop: Hop::Refused, .. }), "{verdict:?}");
+    }
+    #[tokio::test]
+    async fn a_host_that_swallows_packets_is_told_from_one_that_is_slow() {
+        // A full backlog takes no more connections, and sends no refusal either.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            let connect = tokio::net::TcpStream::connect(address);
+            held.extend(tokio::time::timeout(Duration::from_millis(200), connect).await.ok());
+        }
+        let verdict = verdict(address).await;
+        let expected = matches!(verdict, Verdict::Unhealthy { hop: Hop::ConnectTimeout, .. });
+        assert!(expected, "{verdict:?}");
+    }
+
+    /// What a proxy that answers CONNECT so is taken for.
+    async fn tunnel_hop(answer: &'static str) -> Hop {
+        let url = ResourceUrl::parse("https://example.test/204", UrlOrigin::Api).unwrap();
+        match Prober::default().probe(&target(proxy(answer).await, url)).await {
+            Verdict::Unhealthy { hop, .. } => hop,
+            Verdict::Healthy { .. } => panic!("{answer:?} was taken as healthy"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_that_is_not_opened_names_its_hop() {
+        let of = |line: &str| format!("HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n").leak();
+        assert_eq!(tunnel_hop(of("407 X")).await, Hop::ProxyAuthentication);
+        let denied = of("403 X\r\nX-Squid-Error: ERR_ACCESS_DENIED 0");
+        assert_eq!(tunnel_hop(denied).await, Hop::ProxyDenied);
+        let dns = of("503 X\r\nX-Squid-Error: ERR_DNS_FAIL 0");
+        assert_eq!(tunnel_hop(dns).await, Hop::NameResolution);
+        assert_eq!(tunnel_hop(of("502 X")).await, Hop::Upstream);
+        // It opens, and no TLS comes out of it.
+        assert_eq!(tunnel_hop("HTTP/1.1 200 OK\r\n\r\nno TLS").await, Hop::Upstream);
+        assert_eq!(tunnel_hop("").await, Hop::TooSlow);
+    }
+
+    #[tokio::test]
+    async fn the_source_can_be_chosen() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = listener.local_addr().unwrap();
+        let url = ResourceUrl::parse("http://example.test/", UrlOrigin::Api).unwrap();
+        let source = Some("127.0.0.9".parse().unwrap());
+        let target = Target { source, ..target(proxy, url) };
+        let probe = tokio::spawn(async move { Prober::default().probe(&target).await });
+        let (_, from) = listener.accept().await.unwrap();
+        assert_eq!(Some(from.ip()), source);
+        probe.abort();
     }
 }

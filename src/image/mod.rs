@@ -32,7 +32,7 @@ pub use cache::{Base, Cache};
 pub use examine::check_unchanged;
 pub use fetch::{Fetcher, Verified};
 pub use marker::{MARKER_VOLUME_SIZE, Marker, MarkerState, Validators};
-pub use name::{base_file_name, marker_file_name, overlay_file_name, seed_file_name};
+pub use name::{base_file_name, marker_file_name};
 pub use pool::{DirectoryPool, PoolFence};
 pub use progress::{Progress, Stage};
 pub use prune::Leftover;

@@ -1,6 +1,6 @@
 //! File names in a pool. Whoever needs one asks here.
 
-use crate::model::{EntryName, ImageFormat, ImageKey, ProxyName};
+use crate::model::{EntryName, ImageFormat, ImageKey};
 
 /// The base of image `key` of `entry`. Two images can have one name (`a-b`+`c` and
 /// `a`+`b-c`): the configuration refuses that, and the marker detects it.
@@ -41,14 +41,4 @@ pub(super) fn can_be_of(base: &str, entry: &EntryName) -> bool {
     base.strip_prefix("base-")
         .and_then(|rest| rest.strip_prefix(entry.as_str()))
         .is_some_and(|rest| rest.starts_with('-'))
-}
-
-/// The overlay of a Proxy.
-pub fn overlay_file_name(proxy: &ProxyName) -> String {
-    format!("proxy-{proxy}.qcow2")
-}
-
-/// The seed of a Proxy.
-pub fn seed_file_name(proxy: &ProxyName) -> String {
-    format!("proxy-{proxy}-seed.img")
 }

@@ -37,6 +37,7 @@ struct Counters {
     stage: Mutex<Stage>,
     done: AtomicU64,
     total: AtomicU64,
+    downloaded: AtomicU64,
 }
 
 impl Progress {
@@ -50,6 +51,14 @@ impl Progress {
     /// Counts `bytes` more as done.
     pub fn advance(&self, bytes: usize) {
         self.0.done.fetch_add(bytes as u64, Ordering::Relaxed);
+        if self.stage() == Stage::Downloading {
+            self.0.downloaded.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes that were downloaded, in all stages and attempts.
+    pub fn downloaded(&self) -> u64 {
+        self.0.downloaded.load(Ordering::Relaxed)
     }
 
     /// Bytes done in the present stage.

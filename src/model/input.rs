@@ -69,6 +69,31 @@ impl SpecInput {
         "Autostart",
     ];
 
+    /// The keys of a specification that was checked before.
+    pub fn of(spec: &ProxySpec) -> Self {
+        let (image, sha256, format) = match &spec.image {
+            ImageChoice::Key(key) => (key.to_string(), None, None),
+            ImageChoice::Url { url, sha256, format } => {
+                (url.expose().to_string(), *sha256, Some(*format))
+            }
+        };
+        Self {
+            provider: Some(spec.provider.to_string()),
+            image: Some(image),
+            image_sha256: sha256.map(|digest| digest.to_string()),
+            image_format: format.map(|format| format.to_string()),
+            user_data: spec.user_data.clone(),
+            network_config: spec.network_config.clone(),
+            allowed_clients: Some(spec.allowed_clients.iter().map(ToString::to_string).collect()),
+            vcpus: Some(spec.vcpus),
+            memory_mib: Some(spec.memory_mib),
+            disk_gib: spec.disk_gib,
+            port: Some(spec.port),
+            health_url: spec.health_url.as_ref().map(|url| url.expose().to_string()),
+            autostart: Some(spec.autostart),
+        }
+    }
+
     /// Checks everything that can be checked without the configuration.
     /// `only_entry` stands in for a missing `Provider` when there is just one.
     pub fn validate(

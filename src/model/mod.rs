@@ -2,6 +2,7 @@
 //! Proxy, its status, and the one error type. Pure: nothing here does I/O.
 
 mod fault;
+mod guest;
 mod id;
 mod image;
 mod input;
@@ -10,11 +11,12 @@ mod spec;
 mod status;
 
 pub use fault::{Fault, FaultKind, Persistence};
+pub use guest::{Guest, GuestFile};
 pub use id::{EntryName, ImageKey, InvalidIdentifier, ProxyName};
 pub use image::{Firmware, ImageFormat, InvalidUrl, Pin, ResourceUrl, Sha256Digest, UrlOrigin};
 pub use input::{SpecInput, SpecProblem};
 pub use secret::Secret;
-pub use spec::{ImageChoice, Origin, ProxySpec};
+pub use spec::{Effect, ImageChoice, Origin, ProxySpec, Slot};
 pub use status::{
     Address, AddressSource, Condition, ConditionKind, Phase, ProxyStatus, Reason, Timestamp,
 };

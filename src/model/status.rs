@@ -25,6 +25,16 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Pending,
+        Self::Provisioning,
+        Self::Ready,
+        Self::Stopped,
+        Self::Failed,
+        Self::Deleting,
+    ];
+
     /// The word for the `Phase` property.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -71,6 +81,28 @@ pub enum Reason {
     NotRunning,
     /// Its parts are being removed.
     Removing,
+    /// The guest is being shut down.
+    Stopping,
+    /// The guest is off, as it was ordered to be.
+    Stopped,
+    /// The guest is paused after a disk error and is being resumed.
+    Resuming,
+    /// The guest is what the specification says.
+    Applied,
+    /// A change takes effect when the guest starts again.
+    RestartNeeded,
+    /// A change takes effect in a guest that is made anew.
+    RebuildNeeded,
+    /// A new guest is being made beside the present one.
+    Rebuilding,
+    /// The new guest did not come up, and the present one stays.
+    RebuildFailed,
+    /// A client that isn't allowed was refused by the proxy.
+    Refusing,
+    /// A client that isn't allowed was served by the proxy.
+    Serving,
+    /// Nothing could be asked, or there is nothing to compare with.
+    NotChecked,
     /// A step failed.
     Fault(FaultKind),
 }
@@ -94,6 +126,17 @@ impl Reason {
             Self::Running => "Running",
             Self::NotRunning => "NotRunning",
             Self::Removing => "Removing",
+            Self::Stopping => "Stopping",
+            Self::Stopped => "Stopped",
+            Self::Resuming => "Resuming",
+            Self::Applied => "Applied",
+            Self::RestartNeeded => "RestartNeeded",
+            Self::RebuildNeeded => "RebuildNeeded",
+            Self::Rebuilding => "Rebuilding",
+            Self::RebuildFailed => "RebuildFailed",
+            Self::Refusing => "Refusing",
+            Self::Serving => "Serving",
+            Self::NotChecked => "NotChecked",
             Self::Fault(kind) => kind.name(),
         }
     }
@@ -150,6 +193,8 @@ impl AddressSource {
 pub struct Address {
     /// The address.
     pub ip: IpAddr,
+    /// The length of its network's prefix in bits.
+    pub prefix: u8,
     /// Who told it.
     pub source: AddressSource,
 }
@@ -165,12 +210,23 @@ pub enum ConditionKind {
     AddressKnown,
     /// The health URL answers through the proxy.
     Healthy,
+    /// The running guest is what the specification says.
+    UpToDate,
+    /// The proxy serves clients that it should not: the one condition that should not
+    /// hold.
+    Exposed,
 }
 
 impl ConditionKind {
     /// All of them, in the order in which they are reached.
-    pub const ALL: [Self; 4] =
-        [Self::ImageReady, Self::DomainRunning, Self::AddressKnown, Self::Healthy];
+    pub const ALL: [Self; 6] = [
+        Self::ImageReady,
+        Self::DomainRunning,
+        Self::AddressKnown,
+        Self::Healthy,
+        Self::UpToDate,
+        Self::Exposed,
+    ];
 
     /// The word for the `Conditions` property.
     pub fn as_str(self) -> &'static str {
@@ -179,6 +235,8 @@ impl ConditionKind {
             Self::DomainRunning => "DomainRunning",
             Self::AddressKnown => "AddressKnown",
             Self::Healthy => "Healthy",
+            Self::UpToDate => "UpToDate",
+            Self::Exposed => "Exposed",
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a provider does for a guest, and the registry of built-in ones. A provider
 //! is told identities and shapes; it knows nothing of records, phases or D-Bus.
 
+mod bells;
 pub mod kvm;
 mod registry;
 
@@ -9,54 +10,40 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::image::{ImageSource, Leftover, Progress};
-use crate::model::{Address, Fault, Firmware, ImageKey, ProxyName, Sha256Digest};
+use crate::model::{Address, Fault, Firmware, Guest, ImageKey, ProxyName, Slot};
 use crate::store::BaseRef;
 
+pub use bells::Bells;
+pub use kvm::event_loop_stuck;
 pub use registry::Registry;
-
-/// The identity of a guest: all names of its parts follow from it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Guest {
-    /// The Proxy's name.
-    pub name: ProxyName,
-    /// The UUID of the domain.
-    pub uuid: Uuid,
-}
-
-impl Guest {
-    /// The libvirt domain's name.
-    pub fn domain_name(&self) -> String {
-        format!("proxy-{}", self.name)
-    }
-
-    /// The MAC of its interface: derived from the UUID, so that a rebuilt guest
-    /// keeps its DHCP lease. In QEMU's locally used range 52:54:00.
-    pub fn mac(&self) -> String {
-        let hash = Sha256Digest::of(self.uuid.as_bytes());
-        let [a, b, c, ..] = hash.as_bytes();
-        format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
-    }
-}
 
 /// What the domain of a guest looks like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// Virtual processors.
-    pub vcpus: u32,
-    /// Memory in MiB.
-    pub memory_mib: u64,
+    /// Processors, memory, and whether it is started with the host.
+    pub size: Size,
     /// Its firmware.
     pub firmware: Firmware,
-    /// Whether libvirt starts it together with the host.
-    pub autostart: bool,
     /// The generation of the specification it is made for.
     pub generation: u64,
     /// The base it was made from, for its metadata.
     pub base: BaseRef,
+}
+
+/// What of a domain can be changed without making its guest anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Virtual processors.
+    pub vcpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Whether libvirt starts it together with the host.
+    pub autostart: bool,
 }
 
 /// The domain as it is found.
@@ -88,6 +75,11 @@ pub enum DomainView {
 pub struct Observed {
     /// The domain.
     pub domain: DomainView,
+    /// What libvirt has on file for its next start; nothing when it has nothing, as
+    /// when a running domain was undefined.
+    pub defined: Option<Size>,
+    /// What it runs with.
+    pub running: Option<Size>,
     /// Whether a volume has the overlay's name.
     pub overlay: bool,
     /// Whether a volume has the seed's name.
@@ -99,8 +91,13 @@ pub struct Observed {
 pub enum AddressView {
     /// It has.
     Known(Address),
-    /// Not yet; who was asked, and what each answered.
-    Unknown(String),
+    /// Not yet.
+    Unknown {
+        /// Who was asked, and what each answered.
+        answers: String,
+        /// Whether the guest agent is among those who answered: the address is near.
+        agent: bool,
+    },
 }
 
 /// The guest agent as its host sees it.
@@ -151,6 +148,62 @@ pub struct Clues {
     pub log: Tail,
 }
 
+/// The connection of an entry to its host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkState {
+    /// Nobody has needed it yet.
+    Connecting,
+    /// It is there.
+    Connected {
+        /// The version of libvirt there.
+        version: String,
+    },
+    /// It could not be opened, or broke.
+    Failed {
+        /// Why, and the way out.
+        message: String,
+    },
+}
+
+/// A row of the preflight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What was looked at, such as `pool`.
+    pub what: &'static str,
+    /// Whether it is as guests need it.
+    pub passed: bool,
+    /// What was found, or what is wrong and the way out.
+    pub message: String,
+}
+
+/// A domain or volume that looks like a part of a Proxy's guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stray {
+    /// The Proxy that it would belong to.
+    pub proxy: ProxyName,
+    /// What it is.
+    pub part: StrayPart,
+}
+
+/// What a stray is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StrayPart {
+    /// A domain that carries our metadata.
+    Domain {
+        /// Its name.
+        name: String,
+        /// The UUID of the Proxy that it was made for.
+        uuid: Uuid,
+        /// Its place.
+        slot: Slot,
+    },
+    /// A volume with the name of an overlay or a seed.
+    Volume {
+        /// Its name.
+        name: String,
+    },
+}
+
 /// Runs guests for one entry of the configuration. Every method may be called again
 /// after it failed or was cut short, and says so when there was nothing to do.
 #[async_trait]
@@ -158,6 +211,21 @@ pub trait Provider: Send + Sync {
     /// Checks what a guest needs of the host before anything is made or fetched:
     /// connection, pool, network, firmware, virtualisation.
     async fn preflight(&self, firmware: Firmware) -> Result<(), Fault>;
+
+    /// How the connection is, as it changes.
+    fn state(&self) -> watch::Receiver<LinkState>;
+
+    /// The same looked through one by one, for an operator.
+    async fn check(&self) -> Vec<Check>;
+
+    /// Every domain and volume that looks like a part of a Proxy's guest.
+    async fn strays(&self) -> Result<Vec<Stray>, Fault>;
+
+    /// The base that the guest's domain was made from, as its metadata tells.
+    ///
+    /// # Errors
+    /// `NoSuchProxy` when there is no such domain, or no such base.
+    async fn adopt(&self, guest: &Guest) -> Result<BaseRef, Fault>;
 
     /// Has the base of `source` in the pool, verified; fetches it if need be.
     async fn ensure_image(
@@ -191,13 +259,26 @@ pub trait Provider: Send + Sync {
     /// Writes the seed volume, in place of a half-made one.
     async fn write_seed(&self, guest: &Guest, content: Vec<u8>) -> Result<(), Fault>;
 
-    /// Defines the domain.
+    /// Defines the domain, or changes its definition for the next start.
     async fn define(&self, guest: &Guest, shape: &Shape) -> Result<(), Fault>;
 
     /// Starts the domain, after making sure that its base is the one its overlay
     /// was made from. At the `first` start its NVRAM is made anew, whatever a domain
     /// of the name has left.
     async fn start(&self, guest: &Guest, base: &BaseRef, first: bool) -> Result<(), Fault>;
+
+    /// Makes sure that the base of a running guest is what its overlay was made from.
+    ///
+    /// # Errors
+    /// `BaseChanged`, with the evidence.
+    async fn base_unchanged(&self, base: &BaseRef) -> Result<(), Fault>;
+
+    /// Asks the guest to shut down, or with `force` ends it at once. That it is off is
+    /// fine.
+    async fn shut_down(&self, guest: &Guest, force: bool) -> Result<(), Fault>;
+
+    /// Lets a paused guest run on.
+    async fn resume(&self, guest: &Guest) -> Result<(), Fault>;
 
     /// Asks for the address of the guest's interface; with `agent_only`, other sources
     /// than the guest agent are reported and not believed.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::SharedProvider;
 use super::kvm::Kvm;
+use super::{Bells, SharedProvider};
 use crate::config::{ProviderSettings, Settings};
 use crate::image::Spool;
 use crate::model::{EntryName, Fault, FaultKind};
@@ -24,16 +24,21 @@ struct Entry {
 impl Registry {
     /// The providers of `settings`. An entry that hasn't changed keeps its provider,
     /// and with it its connection.
-    pub fn build(settings: &Settings, previous: &Self, spool: &Spool) -> Self {
+    pub fn build(settings: &Settings, previous: &Self, spool: &Spool, bells: &Bells) -> Self {
         let entry = |wanted: &ProviderSettings| {
             let kept = previous.entries.get(&wanted.name).filter(|old| old.settings == *wanted);
             kept.cloned().unwrap_or_else(|| Entry {
                 settings: wanted.clone(),
-                provider: Arc::new(Kvm::new(wanted.clone(), spool.clone())),
+                provider: Arc::new(Kvm::new(wanted.clone(), spool.clone(), bells.clone())),
             })
         };
         let pairs = settings.providers.iter().map(|(name, wanted)| (name.clone(), entry(wanted)));
         Self { entries: Arc::new(pairs.collect()) }
+    }
+
+    /// Every entry with its settings and its provider.
+    pub fn all(&self) -> impl Iterator<Item = (&ProviderSettings, &SharedProvider)> {
+        self.entries.values().map(|entry| (&entry.settings, &entry.provider))
     }
 
     /// The provider of `name`.

@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use crate::evidence::{self, Cause, Diagnosis, Known};
+use crate::model::Guest;
 use crate::model::{Fault, FaultKind};
-use crate::provider::{DomainView, Guest, SharedProvider};
+use crate::provider::{DomainView, SharedProvider};
 
 /// How often a guest that is not heard of is looked at anew.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -39,6 +40,11 @@ impl Inquiry<'_> {
         let why = self.end().await.unwrap_or_else(|| format!("the domain is paused ({reason})"));
         let text = format!("{why}; resume it with `virsh resume {name}` once the cause is gone");
         Fault::new(FaultKind::DomainFailed, text)
+    }
+
+    /// What keeps the guest from being heard of, as far as can be seen.
+    pub(super) async fn why(&self) -> Option<String> {
+        self.diagnose().await.map(|found| found.message)
     }
 
     async fn end(&self) -> Option<String> {

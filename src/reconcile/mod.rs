@@ -4,36 +4,50 @@
 //! A worker alone owns its Proxy's record and status; everybody else holds a
 //! [`Handle`] and reads snapshots.
 
+mod agenda;
 mod backoff;
 mod core;
 mod explain;
+mod exposure;
 mod images;
+mod leftovers;
+mod orders;
 mod plan;
 mod publish;
 mod source;
+mod steps;
+mod succession;
 mod supervisor;
 mod watch;
 mod worker;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::config::{OnRemoval, Settings};
+use crate::metrics::Metrics;
 use crate::model::{
-    EntryName, Fault, FaultKind, Origin, ProxyName, ProxySpec, ProxyStatus, Timestamp,
+    Effect, EntryName, Fault, FaultKind, Guest, Origin, ProxyName, ProxySpec, ProxyStatus, Slot,
+    Timestamp,
 };
-use crate::provider::{Guest, Registry};
-use crate::store::{Record, Store};
+use crate::provider::{Bells, Registry};
+use crate::store::{Power, Record, Store};
 
-pub use supervisor::{Created, Event, Supervisor};
+pub use self::leftovers::Leftover;
+pub use supervisor::{Created, Event, Supervisor, Surroundings};
 
 /// A snapshot of one Proxy, for readers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
-    /// The UUID of its domain.
+    /// The UUID that everything made for it carries.
     pub uuid: Uuid,
+    /// The place of its present guest.
+    pub slot: Slot,
+    /// Whether its guest shall run.
+    pub power: Power,
     /// Counts its specifications.
     pub generation: u64,
     /// What it shall be.
@@ -49,8 +63,9 @@ pub struct View {
 }
 
 impl View {
-    fn guest(&self, name: &ProxyName) -> Guest {
-        Guest { name: name.clone(), uuid: self.uuid }
+    /// The present guest of the Proxy `name`.
+    pub fn guest(&self, name: &ProxyName) -> Guest {
+        Guest { name: name.clone(), uuid: self.uuid, slot: self.slot }
     }
 }
 
@@ -79,13 +94,14 @@ impl Handle {
     }
 
     /// Gives an order and waits until the worker has recorded it.
-    async fn order(&self, order: impl FnOnce(Ack) -> Command) -> Result<(), Fault> {
+    async fn order(&self, order: Order) -> Result<Vec<Change>, Fault> {
         let (ack, done) = oneshot::channel();
         let gone = || {
             let message = format!("there is no Proxy {} any more", self.name);
             Fault::new(FaultKind::NoSuchProxy, message)
         };
-        self.commands.send(order(ack)).await.map_err(|_| gone())?;
+        let command = Command::Order { order: Box::new(order), ack };
+        self.commands.send(command).await.map_err(|_| gone())?;
         done.await.map_err(|_| gone())?
     }
 
@@ -96,17 +112,43 @@ impl Handle {
     }
 }
 
-type Ack = oneshot::Sender<Result<(), Fault>>;
+type Ack = oneshot::Sender<Result<Vec<Change>, Fault>>;
 
-/// An order to a worker. It is acknowledged when it is durably recorded.
+/// A key of a specification that an order changed, and when that takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// The key, in D-Bus spelling.
+    pub key: &'static str,
+    /// When.
+    pub effect: Effect,
+}
+
+/// What reaches a worker.
 #[derive(Debug)]
 enum Command {
-    /// Be this instead.
-    Respec { spec: Box<ProxySpec>, origin: Origin, on_removal: OnRemoval, ack: Ack },
-    /// Go.
-    Delete { ack: Ack },
+    /// Do that. It is acknowledged when it is durably recorded.
+    Order { order: Box<Order>, ack: Ack },
     /// Look again.
     Nudge,
+}
+
+/// What a Proxy may be told.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Be what the configuration declares; what needs a new guest gets one.
+    Declare { spec: Box<ProxySpec>, origin: Origin, on_removal: OnRemoval },
+    /// Be this instead; what needs a new guest waits for one.
+    Update(Box<ProxySpec>),
+    /// Run.
+    Start,
+    /// Be off.
+    Stop,
+    /// Shut down and start.
+    Restart,
+    /// Be made anew; with `overlap` beside the present guest, for so long at most.
+    Rebuild { overlap: Option<Option<Duration>> },
+    /// Go.
+    Delete,
 }
 
 /// The configuration in force, with the providers made from it.
@@ -121,6 +163,8 @@ pub struct Configured {
 /// What all workers share.
 struct Shared {
     store: Arc<Store>,
+    bells: Bells,
+    metrics: Arc<Metrics>,
     configured: tokio::sync::watch::Receiver<Configured>,
 }
 

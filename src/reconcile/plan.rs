@@ -1,31 +1,52 @@
 //! What to do next for one Proxy: a pure function of what is wanted, what is
 //! recorded and what is observed.
 
-use crate::model::{Fault, FaultKind};
-use crate::provider::{DomainView, Guest, Observed};
-use crate::store::{Artifact, Build, Record};
+use crate::model::{Fault, FaultKind, Guest, ProxySpec};
+use crate::provider::{DomainView, Observed, Size};
+use crate::store::{Artifact, Build, Power, Rebuild, Record};
+
+/// Which of a Proxy's guests a step is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// The one that serves.
+    Present,
+    /// The one that shall take over.
+    Next,
+}
 
 /// One action of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Remove every part and forget the record.
+    /// Remove every part of every guest.
     Remove,
-    /// Remove the parts of a guest that no longer fits its specification.
+    /// Remove the parts of the present guest, which is to be made anew.
     Discard,
+    /// Remove the parts of a guest that was replaced or given up.
+    Retire,
     /// Take note that a guest is being made for the present specification.
-    Begin,
+    Begin(Role),
     /// Have the base in the pool and take note of it.
-    EnsureImage,
+    EnsureImage(Role),
     /// Make the overlay.
-    CreateOverlay,
+    CreateOverlay(Role),
     /// Write the seed.
-    WriteSeed,
-    /// Define the domain.
-    Define,
+    WriteSeed(Role),
+    /// Define the domain, or change its definition.
+    Define(Role),
     /// Start the domain.
-    Start,
+    Start(Role),
+    /// Shut the guest down.
+    Stop,
+    /// It is off, as it was ordered to be.
+    Rest,
+    /// A disk error paused the guest: have it go on.
+    Resume,
     /// The guest runs: learn its address and probe the proxy in it.
     Watch,
+    /// The successor runs: see whether it answers.
+    Await,
+    /// The successor can't be made: give it up, and the present guest stays.
+    Abandon(Fault),
     /// The guest is held up, and only its operator may undo that: report why.
     Stalled {
         /// Why, in libvirt's words.
@@ -35,48 +56,164 @@ pub enum Step {
     Refuse(Fault),
 }
 
-/// The next step towards what `record` wants, given what is `observed` of the guest.
-/// What isn't ours is never touched: a foreign part that stands in the way is a
-/// refusal, and removal goes around it.
-pub fn next_step(record: &Record, guest: &Guest, observed: &Observed) -> Step {
-    if record.deleting {
-        return Step::Remove;
-    }
-    if let DomainView::Foreign { uuid } = &observed.domain {
-        return Step::Refuse(foreign_domain(guest, uuid));
-    }
-    let Some(build) = &record.build else {
-        return if observed.domain == DomainView::Absent { Step::Begin } else { Step::Discard };
-    };
-    if !build.spec.same_guest(&record.spec) {
-        return Step::Discard;
-    }
-    match &observed.domain {
-        DomainView::Running => Step::Watch,
-        DomainView::Paused { reason } => Step::Stalled { reason: reason.clone() },
-        domain => next_part(build, guest, observed, domain),
+impl Step {
+    /// Whether nothing is left to be done for the guest that it is about, now.
+    fn is_settled(&self) -> bool {
+        matches!(self, Self::Watch | Self::Rest | Self::Stalled { .. } | Self::Refuse(_))
     }
 }
 
-fn next_part(build: &Build, guest: &Guest, observed: &Observed, domain: &DomainView) -> Step {
+/// What is seen of a Proxy's guests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scene {
+    /// The present guest, or what stands where it shall be.
+    pub present: Observed,
+    /// The successor, when one is being made.
+    pub next: Option<Observed>,
+}
+
+/// The size that a domain shall have.
+pub fn wanted_size(record: &Record) -> Size {
+    let ProxySpec { vcpus, memory_mib, autostart, .. } = record.spec;
+    // One that was ordered off must not come up with its host.
+    Size { vcpus, memory_mib, autostart: autostart && record.power == Power::On }
+}
+
+/// The next step towards what `record` wants, given what is seen. What isn't ours is
+/// never touched: a foreign part that stands in the way is a refusal, and removal goes
+/// around it.
+pub fn next_step(record: &Record, scene: &Scene) -> Step {
+    if record.deleting {
+        return Step::Remove;
+    }
+    if record.retired.is_some() {
+        return Step::Retire;
+    }
+    let step = for_present(record, &scene.present);
+    match (record.rebuild, &record.next) {
+        (Some(Rebuild::Overlap { .. }), _) if step.is_settled() => {
+            for_next(record, scene.next.as_ref())
+        }
+        // The order was changed to another one meanwhile.
+        (Some(Rebuild::Plain) | None, Some(_)) => {
+            let why = "the new guest is no longer wanted";
+            Step::Abandon(Fault::new(FaultKind::Canceled, why))
+        }
+        _ => step,
+    }
+}
+
+fn for_present(record: &Record, observed: &Observed) -> Step {
+    let guest = record.guest(record.slot());
+    let Some(build) = &record.build else {
+        return match &observed.domain {
+            DomainView::Foreign { uuid } => Step::Refuse(foreign_domain(&guest, uuid)),
+            DomainView::Absent if record.power == Power::Off => Step::Rest,
+            DomainView::Absent => Step::Begin(Role::Present),
+            _ => Step::Discard,
+        };
+    };
+    // What has never run can't be lost: it is made for what is wanted now.
+    let unfinished = !build.started && !build.spec.outgrown_by(&record.spec).is_empty();
+    if unfinished || record.rebuild == Some(Rebuild::Plain) {
+        return Step::Discard;
+    }
+    if let DomainView::Foreign { uuid } = &observed.domain {
+        return Step::Refuse(foreign_domain(&guest, uuid));
+    }
+    let defined = observed.defined == Some(wanted_size(record));
+    let down = record.power == Power::Off || record.restart;
+    match &observed.domain {
+        DomainView::Running | DomainView::Paused { .. } if down => Step::Stop,
+        _ if record.power == Power::Off && (defined || observed.defined.is_none()) => Step::Rest,
+        _ if record.power == Power::Off => Step::Define(Role::Present),
+        DomainView::Running | DomainView::Paused { .. } if !defined => Step::Define(Role::Present),
+        DomainView::Running => Step::Watch,
+        // QEMU pauses a guest whose disk has an error, most often a full pool.
+        DomainView::Paused { reason } if reason == "ioerror" => Step::Resume,
+        DomainView::Paused { reason } => Step::Stalled { reason: reason.clone() },
+        DomainView::Absent | DomainView::Off { .. } | DomainView::Foreign { .. } => {
+            next_part(Role::Present, build, &guest, observed).unwrap_or(if defined {
+                Step::Start(Role::Present)
+            } else {
+                Step::Define(Role::Present)
+            })
+        }
+    }
+}
+
+/// The successor needs nothing but to come up and answer.
+fn for_next(record: &Record, observed: Option<&Observed>) -> Step {
+    let (Some(build), Some(observed)) = (&record.next, observed) else {
+        return Step::Begin(Role::Next);
+    };
+    let guest = record.guest(build.slot);
+    if !build.spec.outgrown_by(&record.spec).is_empty() {
+        let why = "the specification has changed meanwhile";
+        return Step::Abandon(Fault::new(FaultKind::Canceled, why));
+    }
+    let complete = build.overlay == Artifact::Made && build.seed == Artifact::Made;
+    match &observed.domain {
+        DomainView::Running | DomainView::Paused { .. } if !complete => {
+            let why = "an earlier guest was left in its place, and is removed";
+            Step::Abandon(Fault::new(FaultKind::DomainFailed, why))
+        }
+        DomainView::Foreign { uuid } => Step::Abandon(foreign_domain(&guest, uuid)),
+        DomainView::Running => Step::Await,
+        DomainView::Paused { reason } => Step::Abandon(Fault::new(
+            FaultKind::DomainFailed,
+            format!("the new guest is paused ({reason})"),
+        )),
+        DomainView::Absent | DomainView::Off { .. } => {
+            match next_part(Role::Next, build, &guest, observed) {
+                Some(Step::Refuse(fault)) => Step::Abandon(fault),
+                Some(step) => step,
+                None if observed.defined.is_none() => Step::Define(Role::Next),
+                None => Step::Start(Role::Next),
+            }
+        }
+    }
+}
+
+/// What is to be made before there can be a domain; nothing when all is there.
+fn next_part(role: Role, build: &Build, guest: &Guest, observed: &Observed) -> Option<Step> {
     let overlay_done = build.overlay == Artifact::Made && observed.overlay;
     if !overlay_done {
-        return if foreign(build.overlay, observed.overlay) {
-            Step::Refuse(foreign_volume(&crate::image::overlay_file_name(&guest.name)))
+        return Some(if foreign(build.overlay, observed.overlay) {
+            Step::Refuse(foreign_volume(&guest.overlay()))
         } else if build.base.is_none() {
-            Step::EnsureImage
+            Step::EnsureImage(role)
         } else {
-            Step::CreateOverlay
-        };
+            Step::CreateOverlay(role)
+        });
     }
-    if !(build.seed == Artifact::Made && observed.seed) {
-        return if foreign(build.seed, observed.seed) {
-            Step::Refuse(foreign_volume(&crate::image::seed_file_name(&guest.name)))
-        } else {
-            Step::WriteSeed
-        };
+    if build.seed == Artifact::Made && observed.seed {
+        return None;
     }
-    if *domain == DomainView::Absent { Step::Define } else { Step::Start }
+    Some(if foreign(build.seed, observed.seed) {
+        Step::Refuse(foreign_volume(&guest.seed()))
+    } else {
+        Step::WriteSeed(role)
+    })
+}
+
+/// What is missing of a guest that was whole, for the journal: somebody took it.
+/// `before` is the definition that was there when it was last looked at.
+pub fn losses(record: &Record, observed: &Observed, before: Option<Size>) -> Vec<&'static str> {
+    let Some(build) = record.build.as_ref().filter(|build| build.started) else {
+        return Vec::new();
+    };
+    let parts = [
+        ("its domain was undefined", observed.defined.is_none()),
+        (
+            "its domain's definition was changed",
+            observed.defined.zip(before).is_some_and(|(now, before)| now != before),
+        ),
+        ("its overlay is gone", build.overlay == Artifact::Made && !observed.overlay),
+        ("its seed is gone", build.seed == Artifact::Made && !observed.seed),
+    ];
+    let foreign = matches!(observed.domain, DomainView::Foreign { .. });
+    parts.into_iter().filter(|(_, lost)| *lost && !foreign).map(|(what, _)| what).collect()
 }
 
 /// A volume that exists although none was ever intended belongs to somebody else.
@@ -91,7 +228,7 @@ fn foreign_domain(guest: &Guest, uuid: &uuid::Uuid) -> Fault {
             "the domain {} has the UUID {uuid}, not this Proxy's {}: it isn't ours and stays \
              untouched; rename or undefine it, or choose another name for the Proxy",
             guest.domain_name(),
-            guest.uuid
+            guest.domain_uuid()
         ),
     )
 }
@@ -107,200 +244,4 @@ fn foreign_volume(name: &str) -> Fault {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::config::OnRemoval;
-    use crate::model::{
-        ImageFormat, Origin, ProxyName, ProxySpec, Sha256Digest, SpecInput, UrlOrigin,
-    };
-    use crate::store::BaseRef;
-
-    fn spec(image: &str) -> ProxySpec {
-        let input = SpecInput {
-            provider: Some("home".into()),
-            image: Some(image.into()),
-            ..SpecInput::default()
-        };
-        input.validate(UrlOrigin::Api, None).unwrap()
-    }
-
-    fn base() -> BaseRef {
-        BaseRef {
-            file: "base-home-a.qcow2".into(),
-            path: "/pool/base-home-a.qcow2".into(),
-            digest: Sha256Digest::of(b""),
-            format: ImageFormat::Qcow2,
-            virtual_size: 1 << 30,
-        }
-    }
-
-    /// A host that does what it is told, and remembers what wasn't ours.
-    #[derive(Debug)]
-    struct World {
-        record: Record,
-        observed: Observed,
-        foreign_overlay: bool,
-        foreign_seed: bool,
-        forgotten: bool,
-    }
-
-    impl World {
-        fn guest(&self) -> Guest {
-            Guest { name: self.record.name.clone(), uuid: self.record.uuid }
-        }
-
-        fn step(&mut self) -> Step {
-            let step = next_step(&self.record, &self.guest(), &self.observed);
-            self.perform(&step);
-            step
-        }
-
-        fn perform(&mut self, step: &Step) {
-            match step {
-                Step::Remove | Step::Discard => self.remove(*step == Step::Remove),
-                Step::Begin => {
-                    self.record.build = Some(Build {
-                        spec: self.record.spec.clone(),
-                        base: None,
-                        overlay: Artifact::None,
-                        seed: Artifact::None,
-                        started: false,
-                    });
-                }
-                Step::EnsureImage => self.build().base = Some(base()),
-                Step::CreateOverlay => {
-                    assert!(!self.foreign_overlay, "a foreign overlay was replaced");
-                    assert!(self.build().base.is_some(), "an overlay without a base");
-                    self.build().overlay = Artifact::Made;
-                    self.observed.overlay = true;
-                }
-                Step::WriteSeed => {
-                    assert!(!self.foreign_seed, "a foreign seed was replaced");
-                    self.build().seed = Artifact::Made;
-                    self.observed.seed = true;
-                }
-                Step::Define => {
-                    assert!(self.observed.overlay && self.observed.seed);
-                    self.observed.domain = DomainView::Off { reason: "shutoff".into() };
-                }
-                Step::Start => self.observed.domain = DomainView::Running,
-                Step::Watch | Step::Stalled { .. } | Step::Refuse(_) => {}
-            }
-        }
-
-        fn build(&mut self) -> &mut Build {
-            self.record.build.as_mut().expect("Begin comes first")
-        }
-
-        fn remove(&mut self, forget: bool) {
-            if !matches!(self.observed.domain, DomainView::Foreign { .. }) {
-                self.observed.domain = DomainView::Absent;
-            }
-            let owned = self.record.build.take();
-            let owns = |artifact: fn(&Build) -> Artifact| {
-                owned.as_ref().is_some_and(|build| artifact(build) != Artifact::None)
-            };
-            self.observed.overlay &= !owns(|build| build.overlay);
-            self.observed.seed &= !owns(|build| build.seed);
-            self.forgotten = forget;
-        }
-    }
-
-    fn any_domain() -> impl Strategy<Value = DomainView> {
-        prop_oneof![
-            Just(DomainView::Absent),
-            Just(DomainView::Foreign { uuid: uuid::Uuid::from_u128(7) }),
-            Just(DomainView::Off { reason: "crashed".into() }),
-            Just(DomainView::Paused { reason: "ioerror".into() }),
-            Just(DomainView::Running),
-        ]
-    }
-
-    fn any_artifact() -> impl Strategy<Value = Artifact> {
-        prop_oneof![Just(Artifact::None), Just(Artifact::Intended), Just(Artifact::Made)]
-    }
-
-    fn any_build() -> impl Strategy<Value = Option<Build>> {
-        let build = (any::<bool>(), any::<bool>(), any_artifact(), any_artifact()).prop_map(
-            |(same, has_base, overlay, seed)| Build {
-                spec: spec(if same { "a" } else { "b" }),
-                // The executor notes the base before it intends an overlay.
-                base: (has_base || overlay != Artifact::None).then(base),
-                overlay,
-                seed,
-                started: false,
-            },
-        );
-        proptest::option::of(build)
-    }
-
-    prop_compose! {
-        fn any_world()(
-            deleting in any::<bool>(),
-            build in any_build(),
-            domain in any_domain(),
-            overlay in any::<bool>(),
-            seed in any::<bool>(),
-        ) -> World {
-            let name = ProxyName::new("x").unwrap();
-            let mut record = Record::new(name, spec("a"), Origin::Api, OnRemoval::Delete);
-            record.deleting = deleting;
-            let owned = build.as_ref().map_or((false, false), |build| {
-                (build.overlay != Artifact::None, build.seed != Artifact::None)
-            });
-            record.build = build;
-            World {
-                record,
-                observed: Observed { domain, overlay, seed },
-                foreign_overlay: overlay && !owned.0,
-                foreign_seed: seed && !owned.1,
-                forgotten: false,
-            }
-        }
-    }
-
-    proptest! {
-        /// From any state, partial leftovers of every kind included, the goal or a
-        /// named refusal is reached in bounded steps, and what isn't ours stays.
-        #[test]
-        fn every_state_leads_to_the_goal_or_to_a_refusal(mut world in any_world()) {
-            let foreign_domain = matches!(world.observed.domain, DomainView::Foreign { .. });
-            let (foreign_overlay, foreign_seed) = (world.foreign_overlay, world.foreign_seed);
-            let deleting = world.record.deleting;
-            let mut reached = false;
-            for _ in 0..12 {
-                reached = matches!(
-                    world.step(),
-                    Step::Watch | Step::Stalled { .. } | Step::Refuse(_)
-                ) || world.forgotten;
-                if reached {
-                    break;
-                }
-            }
-            prop_assert!(reached);
-            prop_assert_eq!(world.forgotten, deleting);
-            if foreign_domain {
-                let kept = matches!(world.observed.domain, DomainView::Foreign { .. });
-                prop_assert!(kept, "a foreign domain was taken");
-            }
-            prop_assert!(!foreign_overlay || world.observed.overlay, "a foreign overlay vanished");
-            prop_assert!(!foreign_seed || world.observed.seed, "a foreign seed vanished");
-        }
-    }
-
-    #[test]
-    fn refusals_name_the_thing_and_the_way_out() {
-        let name = ProxyName::new("x").unwrap();
-        let record = Record::new(name, spec("a"), Origin::Api, OnRemoval::Delete);
-        let guest = Guest { name: record.name.clone(), uuid: record.uuid };
-        let domain = DomainView::Foreign { uuid: uuid::Uuid::from_u128(7) };
-        let observed = Observed { domain, overlay: false, seed: false };
-        let Step::Refuse(fault) = next_step(&record, &guest, &observed) else {
-            panic!("a foreign domain was not refused");
-        };
-        assert!(fault.is_permanent());
-        assert!(fault.message.contains("proxy-x") && fault.message.contains("rename"), "{fault}");
-    }
-}
+mod tests;

@@ -1,13 +1,17 @@
 //! The one place that changes a Proxy's status, tells its readers, and writes the
 //! journal's lines about it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use super::View;
+use crate::health::Target;
 use crate::journal;
-use crate::model::{ConditionKind, Fault, Phase, ProxyName, ProxyStatus, Reason, Timestamp};
+use crate::model::{
+    Address, ConditionKind, Fault, FaultKind, Phase, ProxyName, ProxyStatus, Reason, Timestamp,
+};
 use crate::store::Record;
 
 /// Owns the status of one Proxy.
@@ -88,6 +92,104 @@ impl Publisher {
         );
     }
 
+    /// Takes note of what a probe said, and of whether the proxy counts as healthy.
+    /// A fault that holds the Proxy up stays its reason.
+    pub(super) fn probed(
+        &self,
+        record: &Record,
+        held: Option<FaultKind>,
+        told: &str,
+        missed: Option<(Reason, &str)>,
+    ) {
+        let reason = missed.map_or(Reason::Answering, |(reason, _)| reason);
+        self.update(record, |status| {
+            if held.is_none() && status.reason != Reason::Stopping {
+                status.doing(Phase::Ready, reason, told);
+            }
+            let message = missed.map(|(_, message)| message).unwrap_or_default();
+            status.set(ConditionKind::Healthy, missed.is_none(), reason, message);
+        });
+    }
+
+    /// A new guest has taken over, at `address`.
+    pub(super) fn took_over(&self, record: &Record, address: Address, target: &Target) {
+        let told = format!("{} answers through {}", target.url, target.proxy);
+        self.update(record, |status| {
+            status.address = Some(address);
+            status.doing(Phase::Ready, Reason::Answering, told.as_str());
+            for kind in
+                [ConditionKind::DomainRunning, ConditionKind::AddressKnown, ConditionKind::Healthy]
+            {
+                status.set(kind, true, Reason::Answering, "");
+            }
+        });
+        tracing::info!(
+            message_id = journal::REBUILT,
+            proxyd_proxy = %self.name,
+            proxyd_provider = %record.entry(),
+            "Proxy {}: its new guest took over at {}", self.name, target.proxy
+        );
+    }
+
+    /// Something was taken from the guest, or changed, by another hand.
+    pub(super) fn drift(&self, record: &Record, what: &str) {
+        tracing::warn!(
+            message_id = journal::DRIFT,
+            proxyd_proxy = %self.name,
+            proxyd_provider = %record.entry(),
+            "Proxy {}: {what}, and not by an order: it is put right", self.name
+        );
+    }
+
+    /// The base under the running guest is another one.
+    pub(super) fn base_changed(&self, record: &Record, fault: &Fault) {
+        let known = self.status().holds(ConditionKind::ImageReady);
+        self.update(record, |status| {
+            let reason = Reason::Fault(fault.kind);
+            status.set(ConditionKind::ImageReady, false, reason, &fault.message);
+        });
+        if known {
+            tracing::error!(
+                message_id = journal::DRIFT,
+                proxyd_proxy = %self.name,
+                proxyd_provider = %record.entry(),
+                proxyd_error = fault.kind.name(),
+                "Proxy {}: its guest runs on a base that changed under it: {fault}", self.name
+            );
+        }
+    }
+
+    /// The guest went down without an order.
+    pub(super) fn stopped(&self, record: &Record, why: &str) {
+        tracing::warn!(
+            message_id = journal::GUEST_STOPPED,
+            proxyd_proxy = %self.name,
+            proxyd_provider = %record.entry(),
+            "Proxy {}: its guest does not run any more ({why})", self.name
+        );
+    }
+
+    /// The proxy was asked from `stranger`, whom it should not serve.
+    pub(super) fn exposed(&self, record: &Record, stranger: IpAddr, served: bool) {
+        let before = self.status().holds(ConditionKind::Exposed);
+        self.update(record, |status| {
+            let (reason, what) = match served {
+                true => (Reason::Serving, "was served"),
+                false => (Reason::Refusing, "was refused"),
+            };
+            let message = format!("a request from {stranger}, which is not allowed, {what}");
+            status.set(ConditionKind::Exposed, served, reason, &message);
+        });
+        if served && !before {
+            tracing::warn!(
+                message_id = journal::EXPOSED,
+                proxyd_proxy = %self.name,
+                proxyd_provider = %record.entry(),
+                "Proxy {}: it serves {stranger}, which its AllowedClients don't include", self.name
+            );
+        }
+    }
+
     fn tell(&self, record: &Record, before: &ProxyStatus, after: &ProxyStatus) {
         if before.phase != after.phase {
             tracing::info!(
@@ -126,6 +228,8 @@ impl Publisher {
 fn view(record: &Record, status: ProxyStatus) -> View {
     View {
         uuid: record.uuid,
+        slot: record.slot(),
+        power: record.power,
         generation: record.generation,
         spec: record.spec.clone(),
         origin: record.origin,

@@ -1,8 +1,13 @@
 //! Which image a specification means, and how large its disk has to be.
 
-use crate::config::{ImageSettings, Settings};
+use std::net::SocketAddr;
+
+use crate::config::{HealthSettings, ImageSettings, Settings};
+use crate::health::Target;
 use crate::image::ImageSource;
-use crate::model::{EntryName, Fault, FaultKind, Firmware, ImageChoice, ImageKey, ProxySpec};
+use crate::model::{
+    Address, EntryName, Fault, FaultKind, Firmware, ImageChoice, ImageKey, ProxySpec,
+};
 use crate::store::BaseRef;
 
 /// The image that `spec` names, as `settings` have it, and the firmware that boots it.
@@ -53,6 +58,17 @@ pub(super) fn no_such_image(entry: &EntryName, key: &ImageKey) -> Fault {
              configuration, or give a URL"
         ),
     )
+}
+
+/// What is probed of a Proxy of `spec` whose guest has `address`.
+pub(super) fn target(health: &HealthSettings, spec: &ProxySpec, address: Address) -> Target {
+    Target {
+        proxy: SocketAddr::new(address.ip, spec.port),
+        url: spec.health_url.clone().unwrap_or_else(|| health.url.clone()),
+        expect_status: health.expect_status,
+        timeout: health.timeout,
+        source: None,
+    }
 }
 
 /// The overlay's size: what is asked for, but never less than the image presents.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -11,11 +12,14 @@ use super::core::Core;
 use super::publish::Publisher;
 use super::source;
 use super::worker::{self, Ended};
-use super::{Command, Configured, Handle, Shared};
+use super::{Change, Configured, Handle, Order, Shared};
 use crate::config::{DeclaredProxy, OnRemoval};
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, Subject};
+use crate::health::{Hop, Prober, Verdict};
 use crate::journal;
-use crate::model::{Fault, FaultKind, Origin, Phase, ProxyName, ProxySpec};
+use crate::metrics::Metrics;
+use crate::model::{Fault, FaultKind, Origin, Phase, ProxyName, ProxySpec, Secret};
+use crate::provider::Bells;
 use crate::store::{Record, Store};
 
 /// Orders that may wait for a worker that is at work.
@@ -54,13 +58,29 @@ impl Created {
     }
 }
 
+/// What a supervisor works with.
+pub struct Surroundings {
+    /// The records.
+    pub store: Store,
+    /// The configuration in force, and its providers.
+    pub configured: Configured,
+    /// Who presents the Proxies.
+    pub events: mpsc::Sender<Event>,
+    /// Where the providers ring.
+    pub bells: Bells,
+    /// Where what happens is counted.
+    pub metrics: Arc<Metrics>,
+    /// Cancelled when the daemon stops.
+    pub stop: CancellationToken,
+}
+
 /// Keeps the workers. Shared behind an `Arc`.
 pub struct Supervisor {
     shared: Arc<Shared>,
     configured: watch::Sender<Configured>,
     handles: Arc<Mutex<BTreeMap<ProxyName, Handle>>>,
     /// One admission at a time: what it checks stays true until it is recorded.
-    admission: tokio::sync::Mutex<()>,
+    pub(super) admission: tokio::sync::Mutex<()>,
     events: mpsc::Sender<Event>,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -68,15 +88,12 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// A supervisor without workers; [`Self::resume`] brings the recorded ones back.
-    pub fn new(
-        store: Store,
-        configured: Configured,
-        events: mpsc::Sender<Event>,
-        stop: CancellationToken,
-    ) -> Arc<Self> {
-        let (sender, receiver) = watch::channel(configured);
+    pub fn new(surroundings: Surroundings) -> Arc<Self> {
+        let Surroundings { store, configured, events, bells, metrics, stop } = surroundings;
+        let (sender, configured) = watch::channel(configured);
+        let store = Arc::new(store);
         Arc::new(Self {
-            shared: Arc::new(Shared { store: Arc::new(store), configured: receiver }),
+            shared: Arc::new(Shared { store, bells, metrics, configured }),
             configured: sender,
             handles: Arc::default(),
             admission: tokio::sync::Mutex::default(),
@@ -98,6 +115,11 @@ impl Supervisor {
     /// The configuration in force.
     pub fn configured(&self) -> Configured {
         self.shared.configured()
+    }
+
+    /// The configuration in force, as it changes.
+    pub fn watch_configured(&self) -> watch::Receiver<Configured> {
+        self.configured.subscribe()
     }
 
     /// The Proxies, by name.
@@ -126,8 +148,18 @@ impl Supervisor {
             Ok(provider) => provider.clues(&view.guest(name)).await,
             Err(fault) => Err(fault),
         };
-        let wanted = self.shared.wants_agent(&view.spec.provider);
-        Ok(Evidence::new(name, &view.status, wanted, clues).json())
+        let agent_wanted = self.shared.wants_agent(&view.spec.provider);
+        let vendor_data =
+            self.configured().settings.providers.get(&view.spec.provider).and_then(|entry| {
+                entry
+                    .vendor_data
+                    .as_ref()
+                    .map(|data| Secret::new(data.expose().as_bytes().to_vec()))
+            });
+        let own = [view.spec.user_data.clone(), view.spec.network_config.clone()];
+        let secrets: Vec<Secret> = own.into_iter().flatten().chain(vendor_data).collect();
+        let subject = Subject { name, status: &view.status, agent_wanted, secrets: &secrets };
+        Ok(Evidence::new(&subject, clues).json())
     }
 
     /// The last `limit` bytes of a Proxy's serial console.
@@ -164,14 +196,83 @@ impl Supervisor {
         let _admission = self.admission.lock().await;
         let handle = self.get(name)?;
         if handle.view().origin == Origin::Config {
-            return Err(Fault::new(
-                FaultKind::InvalidArgument,
-                format!(
-                    "Proxy {name} is declared in the configuration: remove it there and reload"
-                ),
-            ));
+            return Err(declared(name, "remove it there and reload"));
         }
-        handle.order(|ack| Command::Delete { ack }).await
+        handle.order(Order::Delete).await.map(drop)
+    }
+
+    /// Gives a Proxy another specification, made by `change` from the one it has. Tells
+    /// which keys changed, and when each takes effect.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`; `InvalidArgument` for one that the configuration declares; what
+    /// `change` says; what keeps the new one from being admitted.
+    pub async fn update(
+        &self,
+        name: &ProxyName,
+        change: impl FnOnce(&ProxySpec) -> Result<ProxySpec, Fault>,
+    ) -> Result<Vec<Change>, Fault> {
+        let _admission = self.admission.lock().await;
+        let handle = self.get(name)?;
+        let view = handle.view();
+        if view.origin == Origin::Config {
+            return Err(declared(name, "change it there and reload"));
+        }
+        let spec = change(&view.spec)?;
+        self.check(&spec)?;
+        handle.order(Order::Update(Box::new(spec))).await
+    }
+
+    /// Has a Proxy's guest run, or be off.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`, `StateFailed`.
+    pub async fn set_running(&self, name: &ProxyName, running: bool) -> Result<(), Fault> {
+        let order = if running { Order::Start } else { Order::Stop };
+        self.get(name)?.order(order).await.map(drop)
+    }
+
+    /// Has a Proxy's guest shut down and started.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`; `InvalidArgument` for one that is stopped.
+    pub async fn restart(&self, name: &ProxyName) -> Result<(), Fault> {
+        self.get(name)?.order(Order::Restart).await.map(drop)
+    }
+
+    /// Has a Proxy's guest made anew; with `overlap` beside the present one, which it
+    /// replaces if it answers within that time.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`; `InvalidArgument` for an overlap with one that is stopped.
+    pub async fn rebuild(
+        &self,
+        name: &ProxyName,
+        overlap: Option<Option<Duration>>,
+    ) -> Result<(), Fault> {
+        self.get(name)?.order(Order::Rebuild { overlap }).await.map(drop)
+    }
+
+    /// Probes a Proxy at once: whether it answers, and what was found. What counts as
+    /// healthy is still decided by the worker's own probes.
+    ///
+    /// # Errors
+    /// `NoSuchProxy`.
+    pub async fn probe(&self, name: &ProxyName) -> Result<(bool, String), Fault> {
+        let view = self.get(name)?.view();
+        let Some(address) = view.status.address else {
+            let text = format!("{}: the guest has no known address", Hop::NoAddress.name());
+            return Ok((false, text));
+        };
+        let settings = self.configured().settings;
+        let target = source::target(&settings.health, &view.spec, address);
+        Ok(match Prober::default().probe(&target).await {
+            Verdict::Healthy { latency } => {
+                let (url, proxy) = (&target.url, target.proxy);
+                (true, format!("{url} answers through {proxy} in {} ms", latency.as_millis()))
+            }
+            Verdict::Unhealthy { hop, message } => (false, format!("{}: {message}", hop.name())),
+        })
     }
 
     /// Puts another configuration in force: declared Proxies are made true, and every
@@ -195,13 +296,13 @@ impl Supervisor {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn check(&self, spec: &ProxySpec) -> Result<(), Fault> {
+    pub(super) fn check(&self, spec: &ProxySpec) -> Result<(), Fault> {
         let configured = self.configured();
         configured.providers.get(&spec.provider)?;
         source::resolve(&configured.settings, spec).map(drop)
     }
 
-    async fn admit(&self, record: Record) -> Result<Handle, Fault> {
+    pub(super) async fn admit(&self, record: Record) -> Result<Handle, Fault> {
         self.shared.save(&record).await?;
         tracing::info!(
             message_id = journal::PROXY_NEW,
@@ -280,20 +381,25 @@ impl Supervisor {
         }
         let (spec, on_removal) = (Box::new(spec.clone()), *on_removal);
         let origin = Origin::Config;
-        handle.order(|ack| Command::Respec { spec, origin, on_removal, ack }).await
+        handle.order(Order::Declare { spec, origin, on_removal }).await.map(drop)
     }
 
     async fn undeclare(&self, handle: &Handle) -> Result<(), Fault> {
         let view = handle.view();
         match view.on_removal {
-            OnRemoval::Delete => handle.order(|ack| Command::Delete { ack }).await,
+            OnRemoval::Delete => handle.order(Order::Delete).await.map(drop),
             OnRemoval::Keep => {
                 let spec = Box::new(view.spec.clone());
                 let (origin, on_removal) = (Origin::Api, OnRemoval::Delete);
-                handle.order(|ack| Command::Respec { spec, origin, on_removal, ack }).await
+                handle.order(Order::Declare { spec, origin, on_removal }).await.map(drop)
             }
         }
     }
+}
+
+fn declared(name: &ProxyName, way: &str) -> Fault {
+    let message = format!("Proxy {name} is declared in the configuration: {way}");
+    Fault::new(FaultKind::InvalidArgument, message)
 }
 
 /// `handle`, when it is what `spec` asks for.

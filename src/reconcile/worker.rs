@@ -1,13 +1,14 @@
-//! The task of one Proxy: turn after turn until it is gone, listening for orders
-//! meanwhile. An order that makes the work under way pointless calls it off.
+//! The task of one Proxy: turn after turn until it is gone, listening for orders and
+//! events meanwhile. An order that makes the work under way pointless calls it off.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::Command;
-use super::core::{Core, Next};
+use super::agenda::Due;
+use super::core::Core;
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,20 +25,17 @@ pub(super) async fn run(
     mut commands: mpsc::Receiver<Command>,
     stop: CancellationToken,
 ) -> Ended {
+    let bell = core.bell();
     loop {
-        let (next, orders) = turn(&mut core, &mut commands, &stop).await;
-        let ordered = !orders.is_empty();
+        let (due, orders) = turn(&mut core, &mut commands, &stop).await;
+        let Some(due) = due else { return Ended::Removed };
         for order in orders {
             core.accept(order).await;
         }
-        match next {
-            Next::Gone => return Ended::Removed,
-            _ if stop.is_cancelled() => return Ended::Stopped,
-            _ if ordered => {}
-            Next::Again => {}
-            Next::Wait(delay) => pause(&mut core, &mut commands, &stop, Some(delay)).await,
-            Next::Park => pause(&mut core, &mut commands, &stop, None).await,
+        if stop.is_cancelled() {
+            return Ended::Stopped;
         }
+        pause(&mut core, &mut commands, &bell, &stop, due).await;
     }
 }
 
@@ -47,14 +45,14 @@ async fn turn(
     core: &mut Core,
     commands: &mut mpsc::Receiver<Command>,
     stop: &CancellationToken,
-) -> (Next, Vec<Command>) {
+) -> (Option<Due>, Vec<Command>) {
     let cancel = stop.child_token();
     let mut orders = Vec::new();
     let turn = core.turn(&cancel);
     tokio::pin!(turn);
     loop {
         tokio::select! {
-            next = &mut turn => return (next, orders),
+            due = &mut turn => return (due, orders),
             Some(order) = commands.recv() => {
                 if !matches!(order, Command::Nudge) {
                     cancel.cancel();
@@ -65,22 +63,27 @@ async fn turn(
     }
 }
 
-/// Waits for an order, for `delay` if there is one, or for the end.
+/// Waits for an order, for an event, for what is due next, or for the end.
 async fn pause(
     core: &mut Core,
     commands: &mut mpsc::Receiver<Command>,
+    bell: &Arc<Notify>,
     stop: &CancellationToken,
-    delay: Option<Duration>,
+    due: Due,
 ) {
+    if core.agenda.is_due() {
+        return;
+    }
     let timer = async {
-        match delay {
-            Some(delay) => tokio::time::sleep(delay).await,
-            None => std::future::pending().await,
+        match due {
+            Due::At(at) => tokio::time::sleep_until(at.into()).await,
+            Due::Ordered => std::future::pending().await,
         }
     };
     tokio::select! {
         () = stop.cancelled() => {}
         () = timer => {}
+        () = bell.notified() => core.rung(),
         Some(order) = commands.recv() => core.accept(order).await,
     }
 }

@@ -25,6 +25,33 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Create a Proxy
     Create(Box<Create>),
+    /// Change a Proxy; prints when each change takes effect
+    Update(Box<Update>),
+    /// Have a Proxy's guest run
+    Start {
+        /// Name of the Proxy
+        name: String,
+    },
+    /// Have a Proxy's guest shut down and stay off
+    Stop {
+        /// Name of the Proxy
+        name: String,
+    },
+    /// Have a Proxy's guest shut down and start again
+    Restart {
+        /// Name of the Proxy
+        name: String,
+    },
+    /// Have a Proxy's guest made anew, with the same identity
+    Rebuild(Rebuild),
+    /// Probe a Proxy at once
+    Probe {
+        /// Name of the Proxy
+        name: String,
+    },
+    /// The hosts that run guests
+    #[command(subcommand)]
+    Provider(Provider),
     /// Remove a Proxy with its guest; the base image stays
     Delete {
         /// Name of the Proxy
@@ -46,6 +73,96 @@ pub(crate) enum Command {
     /// The built-in user-data
     #[command(subcommand)]
     Preset(Preset),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rebuild {
+    /// Name of the Proxy
+    pub(crate) name: String,
+    /// Bring the new guest up beside the present one, which it replaces when it answers
+    #[arg(long)]
+    pub(crate) overlap: bool,
+    /// How long the new guest may take, in seconds
+    #[arg(long, value_name = "SECONDS", requires = "overlap")]
+    pub(crate) timeout: Option<u64>,
+}
+
+impl Rebuild {
+    /// What goes over the bus.
+    pub(crate) fn options(&self) -> Spec {
+        let timeout = self.timeout.map(|seconds| ("Timeout", SpecValue::U64(seconds)));
+        let overlap = self.overlap.then_some(("Overlap", SpecValue::Flag(true)));
+        overlap.into_iter().chain(timeout).collect()
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Provider {
+    /// Look through what guests need of a host
+    Check {
+        /// Name of the provider entry
+        entry: String,
+    },
+    /// List domains and volumes of guests that belong to no Proxy
+    Leftovers {
+        /// Name of the provider entry
+        entry: String,
+    },
+    /// Remove a domain that belongs to no Proxy, with its volumes
+    RemoveLeftover {
+        /// Name of the provider entry
+        entry: String,
+        /// Name of the domain
+        domain: String,
+    },
+    /// Make a Proxy of a guest that belongs to none; one that runs goes on running
+    Adopt(Box<Adopt>),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Adopt {
+    /// Name of the provider entry
+    pub(crate) entry: String,
+    /// Name of the Proxy
+    pub(crate) name: String,
+    /// Image that its guest was made from
+    #[arg(long)]
+    image: String,
+    #[command(flatten)]
+    keys: Keys,
+}
+
+impl Adopt {
+    pub(crate) fn spec(&self) -> Result<Spec, Failure> {
+        let mut spec = self.keys.spec()?;
+        spec.insert("Image", SpecValue::Text(self.image.clone()));
+        Ok(spec)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Update {
+    /// Name of the Proxy
+    pub(crate) name: String,
+    /// Image: a key that the provider offers, or an http or https URL
+    #[arg(long)]
+    image: Option<String>,
+    /// Start the guest together with its host
+    #[arg(long, conflicts_with = "no_autostart")]
+    autostart: bool,
+    #[command(flatten)]
+    keys: Keys,
+}
+
+impl Update {
+    pub(crate) fn spec(&self) -> Result<Spec, Failure> {
+        let mut spec = self.keys.spec()?;
+        spec.extend(self.image.clone().map(|image| ("Image", SpecValue::Text(image))));
+        if self.autostart {
+            spec.insert("Autostart", SpecValue::Flag(true));
+        }
+        Ok(spec)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -75,6 +192,13 @@ pub(crate) struct Create {
     /// Image: a key that the provider offers, or an http or https URL
     #[arg(long)]
     image: String,
+    #[command(flatten)]
+    keys: Keys,
+}
+
+/// The keys of a specification that may be left out.
+#[derive(Debug, Args)]
+struct Keys {
     /// sha256 that the image of a URL must have
     #[arg(long, value_name = "HEX")]
     image_sha256: Option<String>,
@@ -111,11 +235,19 @@ pub(crate) struct Create {
 }
 
 impl Create {
-    /// What goes over the bus; files are read here, with the caller's own rights.
     pub(crate) fn spec(&self) -> Result<Spec, Failure> {
-        let mut spec = Spec::from([("Image", SpecValue::Text(self.image.clone()))]);
+        let mut spec = self.keys.spec()?;
+        spec.insert("Image", SpecValue::Text(self.image.clone()));
+        spec.extend(self.provider.clone().map(|entry| ("Provider", SpecValue::Text(entry))));
+        Ok(spec)
+    }
+}
+
+impl Keys {
+    /// What goes over the bus; files are read here, with the caller's own rights.
+    fn spec(&self) -> Result<Spec, Failure> {
+        let mut spec = Spec::new();
         let texts = [
-            ("Provider", &self.provider),
             ("ImageSha256", &self.image_sha256),
             ("ImageFormat", &self.image_format),
             ("HealthUrl", &self.health_url),

@@ -1,9 +1,11 @@
 //! Calls to the daemon.
 
+use std::collections::BTreeMap;
+
 use zbus::proxy::MethodFlags;
 use zbus::{Connection, OwnedObjectPath, Proxy};
 
-use proxyd::dbus::SpecValue;
+use proxyd::dbus::{SpecValue, provider_path};
 
 use crate::arguments::Spec;
 use crate::failure::Failure;
@@ -12,6 +14,11 @@ const NAME: &str = "org.proxyd1";
 const ROOT: &str = "/org/proxyd1";
 /// The system bus takes no message beyond 32 MiB, and cuts off whoever sends one.
 const MAX_MESSAGE: usize = 32 << 20;
+
+/// A row of a host's preflight.
+pub(crate) type Check = (String, bool, String);
+/// What is left of a guest: Proxy, domain, UUID, volumes.
+pub(crate) type Leftover = (String, String, String, Vec<String>);
 
 /// A connection to the daemon.
 pub(crate) struct Client(Connection);
@@ -33,6 +40,42 @@ impl Client {
         self.manager().await?.call::<OwnedObjectPath>("CreateProxy", &(name, spec)).await.map(drop)
     }
 
+    pub(crate) async fn update(&self, name: &str, spec: Spec) -> Result<String, Failure> {
+        let changes: BTreeMap<String, String> =
+            self.proxy(name).await?.call("Update", &spec).await?;
+        Ok(changes.iter().map(|(key, effect)| format!("{key}: {effect}\n")).collect())
+    }
+
+    /// Calls a method of a Proxy that takes and gives nothing.
+    pub(crate) async fn order(&self, name: &str, order: &'static str) -> Result<(), Failure> {
+        self.proxy(name).await?.call(order, &()).await
+    }
+
+    pub(crate) async fn rebuild(&self, name: &str, options: Spec) -> Result<(), Failure> {
+        self.proxy(name).await?.call("RebuildWithOptions", &options).await
+    }
+
+    pub(crate) async fn probe(&self, name: &str) -> Result<(bool, String), Failure> {
+        self.proxy(name).await?.call("Probe", &()).await
+    }
+
+    pub(crate) async fn check(&self, entry: &str) -> Result<Vec<Check>, Failure> {
+        self.provider(entry).await?.call("Check", &()).await
+    }
+
+    pub(crate) async fn leftovers(&self, entry: &str) -> Result<Vec<Leftover>, Failure> {
+        self.provider(entry).await?.call("ListLeftovers", &()).await
+    }
+
+    pub(crate) async fn remove_leftover(&self, entry: &str, domain: &str) -> Result<(), Failure> {
+        self.provider(entry).await?.call("RemoveLeftover", &domain).await
+    }
+
+    pub(crate) async fn adopt(&self, entry: &str, name: &str, spec: Spec) -> Result<(), Failure> {
+        let provider = self.provider(entry).await?;
+        provider.call::<OwnedObjectPath>("Adopt", &(name, spec)).await.map(drop)
+    }
+
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Failure> {
         self.manager().await?.call("DeleteProxy", &name).await
     }
@@ -47,6 +90,11 @@ impl Client {
 
     async fn manager(&self) -> Result<Object<'_>, Failure> {
         Ok(Object(Proxy::new(&self.0, NAME, ROOT, "org.proxyd1.Manager").await?))
+    }
+
+    async fn provider(&self, entry: &str) -> Result<Object<'_>, Failure> {
+        let path = provider_path(entry).map_err(Failure::bad_data)?;
+        Ok(Object(Proxy::new(&self.0, NAME, path, "org.proxyd1.Provider").await?))
     }
 
     async fn proxy(&self, name: &str) -> Result<Object<'_>, Failure> {

@@ -140,6 +140,15 @@ impl DirectoryPool {
     }
 
     /// Opens `name` for reading, without following a link or waiting for a FIFO.
+    /// Makes sure that a base could be written here, and locked.
+    ///
+    /// # Errors
+    /// `PoolUnavailable`, with the cause.
+    pub fn check_writable(&self) -> Result<(), Fault> {
+        let _fence = self.fence()?;
+        self.unnamed("a new base").map(drop)
+    }
+
     pub(super) fn open_file(&self, name: &str) -> io::Result<File> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         Ok(openat(self.fd(), name, flags, Mode::empty()).map(File::from)?)

@@ -20,24 +20,27 @@ const SOURCES: [(AddressSource, sys::virDomainInterfaceAddressesSource); 3] = [
 /// Asks each source in turn. A lease alone does not tell that the guest is up, since
 /// leases outlive domains: with `agent_only` the other sources are only reported.
 pub(super) fn find(domain: &Domain, mac: &str, agent_only: bool) -> Result<AddressView, CallError> {
-    let mut answers = Vec::new();
+    let (mut answers, mut agent) = (Vec::new(), false);
     for (source, raw) in SOURCES {
         let found = match domain.interface_addresses(raw, 0) {
-            Ok(interfaces) => pick(&interfaces, mac),
+            Ok(interfaces) => {
+                agent |= source == AddressSource::Agent;
+                pick(&interfaces, mac)
+            }
             Err(error) => {
                 answers.push(silence(source, mac, Some(&error)));
                 continue;
             }
         };
         match found {
-            Some(ip) if source == AddressSource::Agent || !agent_only => {
-                return Ok(AddressView::Known(Address { ip, source }));
+            Some((ip, prefix)) if source == AddressSource::Agent || !agent_only => {
+                return Ok(AddressView::Known(Address { ip, prefix, source }));
             }
-            Some(ip) => answers.push(format!("{} has {ip} for {mac}", shown(source))),
+            Some((ip, _)) => answers.push(format!("{} has {ip} for {mac}", shown(source))),
             None => answers.push(silence(source, mac, None)),
         }
     }
-    Ok(AddressView::Unknown(answers.join("; ")))
+    Ok(AddressView::Unknown { answers: answers.join("; "), agent })
 }
 
 fn shown(source: AddressSource) -> &'static str {
@@ -60,17 +63,23 @@ fn silence(source: AddressSource, mac: &str, error: Option<&virt::error::Error>)
     }
 }
 
-/// The first usable address of the interface with `mac`, IPv4 before IPv6.
-pub(super) fn pick(interfaces: &[Interface], mac: &str) -> Option<IpAddr> {
+/// The first usable address, with the bits of its network's prefix, of the interface with `mac`, IPv4 before IPv6.
+pub(super) fn pick(interfaces: &[Interface], mac: &str) -> Option<(IpAddr, u8)> {
     let ours = interfaces.iter().filter(|interface| {
         interface.hwaddr.as_deref().is_some_and(|found| found.eq_ignore_ascii_case(mac))
     });
-    let mut usable: Vec<IpAddr> = ours
+    let mut usable: Vec<(IpAddr, u8)> = ours
         .flat_map(|interface| &interface.addrs)
-        .filter_map(|address| address.addr.parse().ok())
-        .filter(is_usable)
+        .filter_map(|found| {
+            let address: IpAddr = found.addr.parse().ok()?;
+            let host = if address.is_ipv6() { 128 } else { 32 };
+            // A lease without a prefix tells of the one address.
+            let prefix = u8::try_from(found.prefix).ok().filter(|bits| (1..=host).contains(bits));
+            Some((address, prefix.unwrap_or(host)))
+        })
+        .filter(|(address, _)| is_usable(address))
         .collect();
-    usable.sort_by_key(IpAddr::is_ipv6);
+    usable.sort_by_key(|(address, _)| address.is_ipv6());
     usable.first().copied()
 }
 
@@ -106,7 +115,10 @@ mod tests {
             interface(Some("52:54:00:AA:BB:CC"), &["fe80::1", "169.254.0.9", "127.0.0.1"]),
             interface(Some("52:54:00:aa:bb:cc"), &["2001:db8::7", "192.0.2.7"]),
         ];
-        assert_eq!(pick(&interfaces, "52:54:00:aa:bb:cc"), Some("192.0.2.7".parse().unwrap()));
+        assert_eq!(
+            pick(&interfaces, "52:54:00:aa:bb:cc"),
+            Some(("192.0.2.7".parse().unwrap(), 24))
+        );
         assert_eq!(pick(&interfaces[..3], "52:54:00:aa:bb:cc"), None);
     }
 }

@@ -2,7 +2,6 @@
 //! DHCP lease, and the tails of its console and of QEMU's log.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -13,7 +12,8 @@ use virt::sys;
 use super::connection::CallError;
 use super::{address, domain, host};
 use crate::config::{NetworkAttachment, ProviderSettings};
-use crate::provider::{AgentView, Clues, Guest, LeaseView, Tail};
+use crate::model::Guest;
+use crate::provider::{AgentView, Clues, LeaseView, Tail};
 
 /// Where consoles are logged on the guest's host: virtlogd writes there under every
 /// security policy that distributions ship. A Proxy's name has no dot, so no QEMU log
@@ -112,11 +112,11 @@ fn lease(
     }
     // A domain that is off has no interface to ask about.
     let source = sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE;
-    let found: Option<IpAddr> = domain
+    let found = domain
         .interface_addresses(source, 0)
         .ok()
         .and_then(|interfaces| address::pick(&interfaces, mac));
-    Ok(found.map_or(LeaseView::NotYet, LeaseView::Leased))
+    Ok(found.map_or(LeaseView::NotYet, |(ip, _)| LeaseView::Leased(ip)))
 }
 
 fn tail(path: PathBuf) -> Tail {

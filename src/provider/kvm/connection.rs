@@ -1,14 +1,19 @@
 //! The libvirt connection of one provider entry: opened when first needed, dropped
 //! when it dies, and used from threads that may block.
 
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use virt::connect::Connect;
 use virt::error::{Error, ErrorNumber};
 
+use super::event_loop;
+use super::events::{self, Listener, Subscription};
 use crate::config::ProviderSettings;
+use crate::journal;
 use crate::model::{EntryName, Fault, FaultKind};
+use crate::provider::{Bells, LinkState};
 use crate::tasks;
 
 /// Calls that one entry may have under way at once: libvirtd has few workers, and
@@ -19,6 +24,13 @@ const CONCURRENT_CALLS: usize = 4;
 /// Without it a call over a dead link never returns.
 const KEEPALIVE_INTERVAL_SECONDS: i32 = 5;
 const KEEPALIVE_COUNT: u32 = 3;
+
+/// After a dial that failed, whoever comes within this time is told the same: many
+/// workers that miss one host must not dial it one after the other.
+const REDIAL_PAUSE: Duration = Duration::from_secs(1);
+
+/// Connections, of whichever entry, that may be opened at once.
+static DIALS: Gate = Gate { free: Mutex::new(8), freed: Condvar::new() };
 
 /// Why a call failed: libvirt's word for it, or a fault that is already named.
 #[derive(Debug)]
@@ -62,19 +74,37 @@ pub(super) struct Link {
     entry: EntryName,
     uri: String,
     over_ssh: bool,
-    current: Arc<Mutex<Option<Connect>>>,
+    session: Arc<Mutex<Session>>,
     permits: Arc<Semaphore>,
+    state: Arc<watch::Sender<LinkState>>,
+    bells: Bells,
+}
+
+/// What there is of a connection.
+#[derive(Default)]
+struct Session {
+    // Before the connection, so that it is dropped first.
+    _events: Option<Subscription>,
+    open: Option<Connect>,
+    failed: Option<(Instant, Fault)>,
 }
 
 impl Link {
-    pub(super) fn new(settings: &ProviderSettings) -> Self {
+    pub(super) fn new(settings: &ProviderSettings, bells: Bells) -> Self {
         Self {
             entry: settings.name.clone(),
             uri: settings.uri.clone(),
             over_ssh: settings.ssh.is_some(),
-            current: Arc::default(),
+            session: Arc::default(),
             permits: Arc::new(Semaphore::new(CONCURRENT_CALLS)),
+            state: Arc::new(watch::Sender::new(LinkState::Connecting)),
+            bells,
         }
+    }
+
+    /// How the connection is, as it changes.
+    pub(super) fn state(&self) -> watch::Receiver<LinkState> {
+        self.state.subscribe()
     }
 
     /// Runs `work` with the connection, on a thread that may block.
@@ -106,14 +136,61 @@ impl Link {
 
     fn connection(&self) -> Result<Connect, Fault> {
         // Held while dialling: a second caller would only dial the same.
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = current.as_ref().filter(|open| open.is_alive().unwrap_or(false)) {
+        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = session.open.as_ref().filter(|open| open.is_alive().unwrap_or(false)) {
             return Ok(open.clone());
         }
-        *current = None;
-        let open = self.dial()?;
-        tracing::info!(proxyd_provider = %self.entry, "connected to {}", self.uri);
-        Ok(current.insert(open).clone())
+        if let Some((at, fault)) = &session.failed
+            && at.elapsed() < REDIAL_PAUSE
+        {
+            return Err(fault.clone());
+        }
+        // The dead connection goes first, and with it what was registered with it.
+        *session = Session::default();
+        match DIALS.pass(|| self.dial()) {
+            Ok(open) => {
+                *session = self.opened(open);
+                session.open.clone().ok_or_else(|| self.unreachable("it has gone"))
+            }
+            Err(fault) => {
+                session.failed = Some((Instant::now(), fault.clone()));
+                self.lost(&fault.message);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Has libvirt tell what happens, and everybody who waited look again.
+    fn opened(&self, open: Connect) -> Session {
+        let listener: Arc<dyn Listener> = Arc::new(self.clone());
+        let events = events::subscribe(&open, &listener);
+        let version = open.lib_version().map(shown_version).unwrap_or_default();
+        tracing::info!(
+            message_id = journal::PROVIDER_CONNECTED,
+            proxyd_provider = %self.entry,
+            "provider entry {}: connected to {} (libvirt {version})", self.entry, self.uri
+        );
+        self.state.send_replace(LinkState::Connected { version });
+        self.bells.ring_all(&self.entry);
+        Session { _events: Some(events), open: Some(open), failed: None }
+    }
+
+    /// Tells once that there is no connection.
+    fn lost(&self, why: &str) {
+        let lost = LinkState::Failed { message: why.to_owned() };
+        let first = self.state.send_if_modified(|state| {
+            let first = !matches!(state, LinkState::Failed { .. });
+            *state = lost;
+            first
+        });
+        if first {
+            tracing::warn!(
+                message_id = journal::PROVIDER_LOST,
+                proxyd_provider = %self.entry,
+                proxyd_error = FaultKind::ProviderUnavailable.name(),
+                "{why}"
+            );
+        }
     }
 
     fn dial(&self) -> Result<Connect, Fault> {
@@ -129,8 +206,9 @@ impl Link {
                 ),
             ));
         }
-        start_event_loop();
-        let open = Connect::open(Some(&self.uri)).map_err(|error| self.unreachable(&error))?;
+        event_loop::start();
+        let open =
+            Connect::open(Some(&self.uri)).map_err(|error| self.unreachable(error.message()))?;
         // A driver inside this process has no peer to ping and says so.
         let _ = open.set_keep_alive(KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_COUNT);
         Ok(open)
@@ -140,42 +218,52 @@ impl Link {
         if connection.is_alive().unwrap_or(false) {
             return Fault::new(FaultKind::DomainFailed, format!("libvirt: {}", error.message()));
         }
-        self.unreachable(error)
+        self.unreachable(error.message())
     }
 
-    fn unreachable(&self, error: &Error) -> Fault {
+    fn unreachable(&self, why: &str) -> Fault {
         Fault::new(
             FaultKind::ProviderUnavailable,
             format!(
-                "provider entry {}: libvirt at {} can't be reached ({}): check that it is running \
-                 (`systemctl status libvirtd`) and that proxyd may use its socket (group libvirt)",
-                self.entry,
-                self.uri,
-                error.message()
+                "provider entry {}: libvirt at {} can't be reached ({why}): check that it is \
+                 running (`systemctl status libvirtd`) and that proxyd may use its socket (group \
+                 libvirt)",
+                self.entry, self.uri
             ),
         )
     }
 }
 
-/// Runs libvirt's event loop, which keepalive needs, in a thread of its own for as
-/// long as the process lives.
-fn start_event_loop() {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        virt::error::clear_error_callback();
-        if let Err(error) = virt::event::event_register_default_impl() {
-            tracing::error!("libvirt's event loop can't be set up: {}", error.message());
-            return;
-        }
-        let looping = || loop {
-            if let Err(error) = virt::event::event_run_default_impl() {
-                tracing::error!("libvirt's event loop stumbled: {}", error.message());
-                std::thread::sleep(std::time::Duration::from_secs(1));
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("libvirt-events".into()).spawn(looping)
-        {
-            tracing::error!("libvirt's event loop can't be started: {error}");
-        }
-    });
+impl Listener for Link {
+    fn domain(&self, uuid: uuid::Uuid) {
+        self.bells.ring(uuid);
+    }
+
+    fn closed(&self) {
+        self.lost(&self.unreachable("the connection was lost").message);
+        self.bells.ring_all(&self.entry);
+    }
+}
+
+/// libvirt's number for a version, as people write it.
+fn shown_version(version: u32) -> String {
+    format!("{}.{}.{}", version / 1_000_000, version / 1000 % 1000, version % 1000)
+}
+
+/// Lets so many through at once.
+struct Gate {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl Gate {
+    fn pass<T>(&self, work: impl FnOnce() -> T) -> T {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.freed.wait_while(free, |free| *free == 0);
+        *waited.unwrap_or_else(PoisonError::into_inner) -= 1;
+        let done = work();
+        *self.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.freed.notify_one();
+        done
+    }
 }

@@ -91,6 +91,16 @@ impl Publisher for Directory {
         Ok(pruned)
     }
 
+    async fn writable(&self) -> Result<String, Fault> {
+        let path = self.path().await?;
+        tasks::blocking(move || {
+            // As publishing does it: a file without a name, under the pool's lock.
+            DirectoryPool::open(&path)?.check_writable()?;
+            Ok(format!("bases are published into {}", path.display()))
+        })
+        .await
+    }
+
     async fn overlay(&self, base: &BaseRef, overlay: &str, size: u64) -> Result<(), Fault> {
         let path = self.path().await?;
         let (settings, base, overlay) = (self.settings.clone(), base.clone(), overlay.to_owned());

@@ -7,8 +7,8 @@ use virt::error::{Error, ErrorNumber};
 use virt::sys;
 
 use super::connection::{CallError, found, is};
-use crate::model::{Fault, FaultKind};
-use crate::provider::{DomainView, Guest};
+use crate::model::{Fault, FaultKind, Guest};
+use crate::provider::DomainView;
 
 /// All that may hang on a definition; leaving one out makes libvirt refuse.
 const UNDEFINE: sys::virDomainUndefineFlagsValues = sys::VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
@@ -18,7 +18,7 @@ const UNDEFINE: sys::virDomainUndefineFlagsValues = sys::VIR_DOMAIN_UNDEFINE_MAN
 
 /// The guest's own domain, found by UUID.
 pub(super) fn lookup(connection: &Connect, guest: &Guest) -> Result<Option<Domain>, CallError> {
-    let by_uuid = connection.lookup_domain_by_uuid_string(&guest.uuid.to_string());
+    let by_uuid = connection.lookup_domain_by_uuid_string(&guest.domain_uuid().to_string());
     found(by_uuid, ErrorNumber::NoDomain)
 }
 
@@ -35,9 +35,14 @@ pub(super) fn require(connection: &Connect, guest: &Guest) -> Result<Domain, Cal
 
 /// What stands at the guest's UUID, or else at its name.
 pub(super) fn view(connection: &Connect, guest: &Guest) -> Result<DomainView, CallError> {
-    if let Some(domain) = lookup(connection, guest)? {
-        return state(&domain);
+    match lookup(connection, guest)? {
+        Some(domain) => state(&domain),
+        None => named(connection, guest),
     }
+}
+
+/// What stands at the guest's name, when nothing has its UUID.
+pub(super) fn named(connection: &Connect, guest: &Guest) -> Result<DomainView, CallError> {
     let by_name = connection.lookup_domain_by_name(&guest.domain_name());
     match found(by_name, ErrorNumber::NoDomain)? {
         None => Ok(DomainView::Absent),
@@ -45,7 +50,7 @@ pub(super) fn view(connection: &Connect, guest: &Guest) -> Result<DomainView, Ca
     }
 }
 
-fn uuid(domain: &Domain) -> Result<uuid::Uuid, CallError> {
+pub(super) fn uuid(domain: &Domain) -> Result<uuid::Uuid, CallError> {
     let text = domain.uuid_string()?;
     uuid::Uuid::parse_str(&text).map_err(|error| {
         let text = format!("libvirt gives a UUID that is none, {text:?}: {error}");
@@ -142,6 +147,22 @@ fn refused(guest: &Guest, what: &str, error: &Error) -> CallError {
     let name = guest.domain_name();
     let text = format!("libvirt can't {what} the domain {name}: {}", error.message());
     Fault::new(FaultKind::DomainFailed, text).into()
+}
+
+/// Asks the guest to shut down by ACPI or its agent, or ends it at once by `force`.
+pub(super) fn shut_down(connection: &Connect, guest: &Guest, force: bool) -> Result<(), CallError> {
+    let Some(domain) = lookup(connection, guest)? else { return Ok(()) };
+    let done = if force { domain.destroy() } else { domain.shutdown() };
+    tolerate(done, &[ErrorNumber::OperationInvalid, ErrorNumber::NoDomain])
+}
+
+/// Lets a paused domain run on; that it runs is fine.
+pub(super) fn resume(connection: &Connect, guest: &Guest) -> Result<(), CallError> {
+    match require(connection, guest)?.resume() {
+        Err(error) if is(&error, ErrorNumber::OperationInvalid) => Ok(()),
+        Err(error) => Err(refused(guest, "resume", &error)),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Stops and undefines the domain with its NVRAM; that there is none is fine.

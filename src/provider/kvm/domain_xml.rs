@@ -9,8 +9,8 @@ use quick_xml::events::BytesText;
 
 use super::host::Virtualisation;
 use crate::config::NetworkAttachment;
-use crate::model::{EntryName, Firmware};
-use crate::provider::{Guest, Shape};
+use crate::model::{EntryName, Firmware, Guest, Slot};
+use crate::provider::Shape;
 
 /// The namespace of our metadata in a domain.
 const NAMESPACE: &str = "urn:org.proxyd1:domain";
@@ -25,6 +25,8 @@ pub(super) struct DomainXml<'a> {
     pub(super) overlay: PathBuf,
     pub(super) seed: PathBuf,
     pub(super) console: PathBuf,
+    /// Where its UEFI variables are kept; libvirt's choice when absent.
+    pub(super) nvram: Option<PathBuf>,
 }
 
 type Xml = Writer<Vec<u8>>;
@@ -40,11 +42,11 @@ impl DomainXml<'_> {
             .with_attribute(("type", self.host.domain_type))
             .write_inner_content(|xml| {
                 text(xml, "name", &self.guest.domain_name())?;
-                text(xml, "uuid", &self.guest.uuid.to_string())?;
+                text(xml, "uuid", &self.guest.domain_uuid().to_string())?;
                 text(xml, "title", &format!("forward proxy {}", self.guest.name))?;
                 self.metadata(xml)?;
-                sized(xml, "memory", self.shape.memory_mib)?;
-                text(xml, "vcpu", &self.shape.vcpus.to_string())?;
+                sized(xml, "memory", self.shape.size.memory_mib)?;
+                text(xml, "vcpu", &self.shape.size.vcpus.to_string())?;
                 self.os(xml)?;
                 self.platform(xml)?;
                 self.devices(xml)
@@ -60,6 +62,8 @@ impl DomainXml<'_> {
                 .with_attributes([
                     ("xmlns:proxyd", NAMESPACE),
                     ("name", self.guest.name.as_str()),
+                    ("uuid", &self.guest.uuid.to_string()),
+                    ("slot", if self.guest.slot == Slot::A { "a" } else { "b" }),
                     ("provider", self.entry.as_str()),
                     ("generation", &self.shape.generation.to_string()),
                     ("base", &base.file),
@@ -89,6 +93,10 @@ impl DomainXml<'_> {
                 xml.create_element("firmware").write_inner_content(|xml| {
                     empty(xml, "feature", &[("enabled", "no"), ("name", "secure-boot")])
                 })?;
+                if let Some(nvram) = &self.nvram {
+                    // The file only: its template is libvirt's choice at each start.
+                    text(xml, "nvram", &nvram.to_string_lossy())?;
+                }
             }
             empty(xml, "boot", &[("dev", "hd")])
         })?;

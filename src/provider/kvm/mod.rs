@@ -2,14 +2,19 @@
 //! into the pool.
 
 mod address;
+mod check;
 mod clues;
 mod connection;
+mod definition;
 mod directory;
 mod domain;
 mod domain_xml;
+mod event_loop;
+mod events;
 mod host;
 mod stale;
 mod storage;
+mod strays;
 mod transfer;
 mod users;
 mod volumes;
@@ -18,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use virt::connect::Connect;
 
@@ -25,10 +31,13 @@ use self::clues::console_path;
 use self::connection::{CallError, Link};
 use self::domain_xml::DomainXml;
 use self::volumes::NewVolume;
-use super::{AddressView, Clues, DomainView, Guest, Observed, Owned, Provider, Shape};
+use super::{
+    AddressView, Bells, Check, Clues, DomainView, LinkState, Observed, Owned, Provider, Shape,
+    Stray,
+};
 use crate::config::{ProviderSettings, ProviderType};
-use crate::image::{ImageSource, Leftover, Progress, Spool, overlay_file_name, seed_file_name};
-use crate::model::{Fault, FaultKind, Firmware, ImageKey};
+use crate::image::{ImageSource, Leftover, Progress, Spool};
+use crate::model::{Fault, FaultKind, Firmware, Guest, ImageKey};
 use crate::store::BaseRef;
 
 /// How a base gets into the pool.
@@ -48,6 +57,9 @@ trait Publisher: Send + Sync {
     /// Lists what nothing uses, and removes it unless `dry_run`.
     async fn prune(&self, offered: Vec<ImageSource>, dry_run: bool)
     -> Result<Vec<Leftover>, Fault>;
+
+    /// Whether bases can be published, and how.
+    async fn writable(&self) -> Result<String, Fault>;
 
     /// Makes `overlay` over `base` so that it never exists over anything else.
     ///
@@ -70,10 +82,11 @@ pub struct Kvm {
 }
 
 impl Kvm {
-    /// A provider for `settings`; `spool` is where downloads for the storage API wait.
-    pub fn new(settings: ProviderSettings, spool: Spool) -> Self {
+    /// A provider for `settings`; `spool` is where downloads for the storage API wait,
+    /// and `bells` are rung when something happens to a guest.
+    pub fn new(settings: ProviderSettings, spool: Spool, bells: Bells) -> Self {
         let settings = Arc::new(settings);
-        let link = Link::new(&settings);
+        let link = Link::new(&settings, bells);
         let publisher: Box<dyn Publisher> = match settings.kind {
             ProviderType::Kvm => {
                 Box::new(directory::Directory::new(settings.clone(), link.clone()))
@@ -105,6 +118,23 @@ impl Provider for Kvm {
         .await
     }
 
+    fn state(&self) -> watch::Receiver<LinkState> {
+        self.link.state()
+    }
+
+    async fn check(&self) -> Vec<Check> {
+        check::all(&self.link, &self.settings, self.publisher.writable().await).await
+    }
+
+    async fn strays(&self) -> Result<Vec<Stray>, Fault> {
+        self.run(strays::all).await
+    }
+
+    async fn adopt(&self, guest: &Guest) -> Result<BaseRef, Fault> {
+        let guest = guest.clone();
+        self.run(move |connection, settings| strays::base_of(connection, settings, &guest)).await
+    }
+
     async fn ensure_image(
         &self,
         source: &ImageSource,
@@ -129,22 +159,26 @@ impl Provider for Kvm {
     async fn observe(&self, guest: &Guest) -> Result<Observed, Fault> {
         let guest = guest.clone();
         self.run(move |connection, settings| {
-            let domain = domain::view(connection, &guest)?;
-            if domain == DomainView::Running {
+            let found = domain::lookup(connection, &guest)?;
+            let (domain, defined) = match &found {
+                Some(found) => (domain::state(found)?, definition::defined(found)?),
+                None => (domain::named(connection, &guest)?, None),
+            };
+            if let (DomainView::Running, Some(found)) = (&domain, &found) {
                 // Its files are in use, whatever the pool says about them.
-                return Ok(Observed { domain, overlay: true, seed: true });
+                let running = Some(definition::running(found)?);
+                return Ok(Observed { domain, defined, running, overlay: true, seed: true });
             }
             let pool = host::pool(connection, settings)?;
             let exists = |name: &str| volumes::lookup(&pool, name).map(|found| found.is_some());
-            let overlay = exists(&overlay_file_name(&guest.name))?;
-            let seed = exists(&seed_file_name(&guest.name))?;
-            Ok(Observed { domain, overlay, seed })
+            let (overlay, seed) = (exists(&guest.overlay())?, exists(&guest.seed())?);
+            Ok(Observed { domain, defined, running: None, overlay, seed })
         })
         .await
     }
 
     async fn create_overlay(&self, guest: &Guest, base: &BaseRef, size: u64) -> Result<(), Fault> {
-        let overlay = overlay_file_name(&guest.name);
+        let overlay = guest.overlay();
         let name = overlay.clone();
         self.run(move |connection, settings| {
             volumes::delete(&host::pool(connection, settings)?, &name)
@@ -154,7 +188,7 @@ impl Provider for Kvm {
     }
 
     async fn write_seed(&self, guest: &Guest, content: Vec<u8>) -> Result<(), Fault> {
-        let name = seed_file_name(&guest.name);
+        let name = guest.seed();
         self.run(move |connection, settings| {
             let pool = host::pool(connection, settings)?;
             volumes::delete(&pool, &name)?;
@@ -186,14 +220,15 @@ impl Provider for Kvm {
                 entry: &settings.name,
                 host: &virtualisation,
                 network: &settings.network,
-                overlay: volumes::path(&pool, &overlay_file_name(&guest.name))?,
-                seed: volumes::path(&pool, &seed_file_name(&guest.name))?,
+                overlay: volumes::path(&pool, &guest.overlay())?,
+                seed: volumes::path(&pool, &guest.seed())?,
                 console: console_path(&guest),
+                nvram: nvram_path(settings, &guest),
             };
             let xml = xml.render().map_err(|error| {
                 Fault::new(FaultKind::DomainFailed, format!("no domain XML: {error}"))
             })?;
-            domain::define(connection, &guest, &xml, shape.autostart)
+            domain::define(connection, &guest, &xml, shape.size.autostart)
         })
         .await
     }
@@ -206,6 +241,20 @@ impl Provider for Kvm {
             domain::start(connection, &guest, first)
         })
         .await
+    }
+
+    async fn base_unchanged(&self, base: &BaseRef) -> Result<(), Fault> {
+        self.publisher.unchanged(base).await
+    }
+
+    async fn shut_down(&self, guest: &Guest, force: bool) -> Result<(), Fault> {
+        let guest = guest.clone();
+        self.run(move |connection, _| domain::shut_down(connection, &guest, force)).await
+    }
+
+    async fn resume(&self, guest: &Guest) -> Result<(), Fault> {
+        let guest = guest.clone();
+        self.run(move |connection, _| domain::resume(connection, &guest)).await
     }
 
     async fn address(&self, guest: &Guest, agent_only: bool) -> Result<AddressView, Fault> {
@@ -239,15 +288,28 @@ impl Provider for Kvm {
             domain::remove(connection, &guest)?;
             let pool = host::pool(connection, settings)?;
             if owned.overlay {
-                volumes::delete(&pool, &overlay_file_name(&guest.name))?;
+                volumes::delete(&pool, &guest.overlay())?;
             }
             if owned.seed {
-                volumes::delete(&pool, &seed_file_name(&guest.name))?;
+                volumes::delete(&pool, &guest.seed())?;
             }
             Ok(remove_console(&console_path(&guest))?)
         })
         .await
     }
+}
+
+/// For how long libvirt's event loop has not turned, when that is too long: without it
+/// neither events nor dead connections are noticed.
+pub fn event_loop_stuck() -> Option<std::time::Duration> {
+    event_loop::stuck()
+}
+
+/// Where libvirt's system instance keeps UEFI variables, on every distribution. Where
+/// another instance keeps them is not known, so it chooses the name, too.
+fn nvram_path(settings: &ProviderSettings, guest: &Guest) -> Option<PathBuf> {
+    let system = settings.uri.ends_with("/system");
+    system.then(|| Path::new("/var/lib/libvirt/qemu/nvram").join(guest.nvram()))
 }
 
 fn appeared(name: &str) -> Fault {

@@ -176,6 +176,10 @@ impl Publisher for Storage {
         Err(self.by_hand("prune images"))
     }
 
+    async fn writable(&self) -> Result<String, Fault> {
+        Ok("bases are published through libvirt".into())
+    }
+
     async fn overlay(&self, base: &BaseRef, overlay: &str, size: u64) -> Result<(), Fault> {
         let (base, overlay) = (base.clone(), overlay.to_owned());
         self.run(move |connection, pool| {

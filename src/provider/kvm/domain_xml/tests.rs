@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::model::{ImageFormat, ProxyName, Sha256Digest};
+use crate::provider::Size;
 use crate::store::BaseRef;
 
 const ARCHES: [&str; 2] = ["x86_64", "aarch64"];
@@ -22,10 +23,8 @@ fn networks() -> [(&'static str, NetworkAttachment); 2] {
 
 fn shape(firmware: Firmware) -> Shape {
     Shape {
-        vcpus: 2,
-        memory_mib: 768,
+        size: Size { vcpus: 2, memory_mib: 768, autostart: true },
         firmware,
-        autostart: true,
         generation: 3,
         base: BaseRef {
             file: "base-home-debian-13.qcow2".into(),
@@ -38,8 +37,11 @@ fn shape(firmware: Firmware) -> Shape {
 }
 
 fn xml(host: &Virtualisation, firmware: Firmware, network: &NetworkAttachment) -> String {
-    let guest = Guest { name: ProxyName::new("web").unwrap(), uuid: Uuid::from_u128(7) };
+    let guest =
+        Guest { name: ProxyName::new("web").unwrap(), uuid: Uuid::from_u128(7), slot: Slot::A };
+    let nvram = Path::new("/var/lib/libvirt/qemu/nvram").join(guest.nvram());
     DomainXml {
+        nvram: Some(nvram),
         guest: &guest,
         shape: &shape(firmware),
         entry: &EntryName::new("home").unwrap(),

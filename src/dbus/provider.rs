@@ -1,0 +1,199 @@
+//! `org.proxyd1.Provider`: one object per provider entry.
+
+use std::collections::HashMap;
+
+use zbus::message::Header;
+use zbus::{Connection, OwnedObjectPath, interface};
+
+use super::auth::Action;
+use super::error::CallError;
+use super::manager::object_path;
+use super::proxy::{checked, escape};
+use super::value::SpecValue;
+use super::{Services, spec};
+use crate::config::ProviderSettings;
+use crate::model::EntryName;
+use crate::provider::{LinkState, SharedProvider};
+use crate::reconcile::Leftover;
+
+/// A row of `Check`: what, whether it is as guests need it, and what was found.
+type CheckRow = (String, bool, String);
+
+/// A row of `ListLeftovers`: Proxy, domain, the Proxy's UUID, volumes.
+type LeftoverRow = (String, String, String, Vec<String>);
+
+/// One entry on the bus.
+pub(super) struct Provider {
+    settings: ProviderSettings,
+    provider: SharedProvider,
+    services: Services,
+}
+
+/// The object path of an entry.
+pub(super) fn path(entry: &EntryName) -> String {
+    format!("{}/provider/{}", super::ROOT_PATH, escape(entry.as_str()))
+}
+
+impl Provider {
+    pub(super) fn new(
+        settings: ProviderSettings,
+        provider: SharedProvider,
+        services: Services,
+    ) -> Self {
+        Self { settings, provider, services }
+    }
+
+    fn link(&self) -> LinkState {
+        self.provider.state().borrow().clone()
+    }
+
+    async fn authorize(&self, connection: &Connection, call: &Header<'_>) -> Result<(), CallError> {
+        Ok(self.services.authorizer.check(connection, call, Action::ManageProxies).await?)
+    }
+}
+
+/// Tells of the connection's changes, until the entry is gone.
+pub(super) async fn changes(connection: Connection, path: String, provider: SharedProvider) {
+    let mut state = provider.state();
+    while state.changed().await.is_ok() {
+        state.borrow_and_update();
+        let server = connection.object_server();
+        let Ok(object) = server.interface::<_, Provider>(path.as_str()).await else { return };
+        let emitter = object.signal_emitter();
+        let shown = object.get().await;
+        let told = async {
+            shown.state_changed(emitter).await?;
+            shown.message_changed(emitter).await?;
+            shown.libvirt_version_changed(emitter).await
+        };
+        if told.await.is_err() {
+            return;
+        }
+    }
+}
+
+fn row(leftover: Leftover) -> LeftoverRow {
+    let uuid = leftover.identity.map(|(uuid, _)| uuid.to_string()).unwrap_or_default();
+    (leftover.proxy.to_string(), leftover.domain, uuid, leftover.volumes)
+}
+
+/// A host that runs guests.
+#[interface(name = "org.proxyd1.Provider")]
+impl Provider {
+    /// Looks through what guests need of the host: connection, pool, publish, space,
+    /// network, firmware, kvm. Each row tells what was looked at, whether it is as it
+    /// should be, and what was found or the way out. Changes nothing.
+    async fn check(&self) -> Vec<CheckRow> {
+        let rows = self.provider.check().await.into_iter();
+        rows.map(|row| (row.what.to_owned(), row.passed, row.message)).collect()
+    }
+
+    /// Domains and volumes that look like parts of a guest and belong to no Proxy: the
+    /// Proxy's name, the domain, the Proxy's UUID if the domain's metadata proves it
+    /// (else empty), the volumes. They may belong to another daemon that shares the
+    /// host.
+    async fn list_leftovers(&self) -> Result<Vec<LeftoverRow>, CallError> {
+        let found = self.services.supervisor.leftovers(&self.settings.name).await?;
+        Ok(found.into_iter().map(row).collect())
+    }
+
+    /// Removes what is left of the guest of `domain`, with its volumes. Volumes alone,
+    /// whose names prove nothing, stay.
+    async fn remove_leftover(
+        &self,
+        domain: &str,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<(), CallError> {
+        self.authorize(connection, &call).await?;
+        Ok(self.services.supervisor.remove_leftover(&self.settings.name, domain).await?)
+    }
+
+    /// Makes a Proxy of what is left of one, as CreateProxy would with `spec`, around
+    /// the guest that is there. One that runs goes on running.
+    async fn adopt(
+        &self,
+        name: &str,
+        mut spec: HashMap<String, SpecValue>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<OwnedObjectPath, CallError> {
+        self.authorize(connection, &call).await?;
+        let name = checked(name)?;
+        spec.insert("Provider".into(), SpecValue::Text(self.settings.name.to_string()));
+        let spec = spec::parse(spec, None)?;
+        let handle = self.services.supervisor.adopt(name, spec).await?;
+        Ok(object_path(handle.name()))
+    }
+
+    /// The entry's name.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn name(&self) -> String {
+        self.settings.name.to_string()
+    }
+
+    /// kvm or kvm2.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn r#type(&self) -> String {
+        self.settings.kind.as_str().to_owned()
+    }
+
+    /// The libvirt connection URI.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn uri(&self) -> String {
+        self.settings.uri.clone()
+    }
+
+    /// The libvirt storage pool.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn pool(&self) -> String {
+        self.settings.pool.clone()
+    }
+
+    /// connecting before it is first needed, connected, or failed.
+    #[zbus(property)]
+    fn state(&self) -> String {
+        let word = match self.link() {
+            LinkState::Connecting => "connecting",
+            LinkState::Connected { .. } => "connected",
+            LinkState::Failed { .. } => "failed",
+        };
+        word.to_owned()
+    }
+
+    /// Why the connection failed, and the way out; else empty.
+    #[zbus(property)]
+    fn message(&self) -> String {
+        match self.link() {
+            LinkState::Failed { message } => message,
+            _ => String::new(),
+        }
+    }
+
+    /// The version of libvirt at the other end; empty when it isn't connected.
+    #[zbus(property)]
+    fn libvirt_version(&self) -> String {
+        match self.link() {
+            LinkState::Connected { version } => version,
+            _ => String::new(),
+        }
+    }
+}
+
+/// Adds an entry's object, and has its changes told.
+pub(super) async fn add(
+    connection: &Connection,
+    settings: &ProviderSettings,
+    provider: &SharedProvider,
+    services: &Services,
+) -> zbus::Result<tokio::task::AbortHandle> {
+    let path = path(&settings.name);
+    let object = Provider::new(settings.clone(), provider.clone(), services.clone());
+    connection.object_server().at(path.as_str(), object).await?;
+    Ok(tokio::spawn(changes(connection.clone(), path, provider.clone())).abort_handle())
+}
+
+/// Removes an entry's object.
+pub(super) async fn remove(connection: &Connection, entry: &EntryName) -> zbus::Result<()> {
+    connection.object_server().remove::<Provider, _>(path(entry).as_str()).await.map(drop)
+}

@@ -1,0 +1,70 @@
+//! When a worker is due to look at its guest, and when to probe it.
+
+use std::time::{Duration, Instant};
+
+/// When there is something to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// At that time; at once when it is past.
+    At(Instant),
+    /// When ordered.
+    Ordered,
+}
+
+/// The two clocks of a worker. They run apart: a proxy is probed on time while
+/// libvirt is away.
+#[derive(Debug)]
+pub(super) struct Agenda {
+    look: Option<Instant>,
+    probe: Option<Instant>,
+}
+
+impl Default for Agenda {
+    fn default() -> Self {
+        Self { look: Some(Instant::now()), probe: None }
+    }
+}
+
+impl Agenda {
+    pub(super) fn look_now(&mut self) {
+        self.look = Some(Instant::now());
+    }
+
+    pub(super) fn look_in(&mut self, delay: Duration) {
+        self.look = Some(Instant::now() + delay);
+    }
+
+    pub(super) fn park(&mut self) {
+        self.look = None;
+    }
+
+    pub(super) fn look_is_due(&self) -> bool {
+        self.look.is_some_and(|at| at <= Instant::now())
+    }
+
+    pub(super) fn probe_in(&mut self, delay: Duration) {
+        self.probe = Some(Instant::now() + delay);
+    }
+
+    /// Has the proxy probed, if it isn't anyway.
+    pub(super) fn probe_soon(&mut self) {
+        self.probe.get_or_insert_with(Instant::now);
+    }
+
+    pub(super) fn no_probe(&mut self) {
+        self.probe = None;
+    }
+
+    pub(super) fn probe_is_due(&self) -> bool {
+        self.probe.is_some_and(|at| at <= Instant::now())
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.look_is_due() || self.probe_is_due()
+    }
+
+    pub(super) fn due(&self) -> Due {
+        let next = [self.look, self.probe].into_iter().flatten().min();
+        next.map_or(Due::Ordered, Due::At)
+    }
+}

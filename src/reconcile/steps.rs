@@ -1,0 +1,291 @@
+//! The steps that make a guest, and take it down.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::core::{Core, Next, RESYNC, source_of};
+use super::plan::{Role, Step, wanted_size};
+use super::source;
+use crate::image::{ImageSource, Progress, Stage};
+use crate::journal;
+use crate::model::{Fault, FaultKind, Phase, Reason};
+use crate::provider::{DomainView, Observed, Owned, Shape, SharedProvider};
+use crate::seed::{self, SeedInput};
+use crate::store::{Artifact, Build};
+
+/// How long a guest may take to shut down before it is ended.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(30);
+/// How often a guest that shuts down is looked at, should its event be missed.
+const SHUTDOWN_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a guest that was resumed has to run into its disk error again.
+const RESUME_INTERVAL: Duration = Duration::from_secs(5);
+
+impl Core {
+    /// Takes a step that makes a guest, the present one or the next.
+    pub(super) async fn make(
+        &mut self,
+        step: Step,
+        observed: &Observed,
+        cancel: &CancellationToken,
+    ) -> Result<Next, Fault> {
+        match step {
+            Step::EnsureImage(role) => self.ensure_image(role, cancel).await?,
+            Step::CreateOverlay(role) => return self.create_overlay(role).await,
+            Step::WriteSeed(role) => self.write_seed(role).await?,
+            Step::Define(role) => self.define(role, observed).await?,
+            Step::Start(role) => self.start(role, observed).await?,
+            Step::Begin(role) => self.begin(role).await?,
+            _ => {}
+        }
+        Ok(Next::Again)
+    }
+
+    async fn begin(&mut self, role: Role) -> Result<(), Fault> {
+        self.doing(role, Reason::Observing, "looking at what the guest needs");
+        let mut record = self.record.clone();
+        record.builds += 1;
+        let slot = self.guest(role).slot;
+        let build = Some(Build::new(record.spec.clone(), slot, record.builds));
+        match role {
+            Role::Present => record.build = build,
+            Role::Next => {
+                record.next = build;
+                self.succession = Some(Instant::now());
+            }
+        }
+        self.save(record).await?;
+        // The specification may name another entry than the last guest had.
+        self.listen();
+        Ok(())
+    }
+
+    async fn ensure_image(&mut self, role: Role, cancel: &CancellationToken) -> Result<(), Fault> {
+        let Some(spec) = self.build(role).map(|build| build.spec.clone()) else { return Ok(()) };
+        let (source, firmware) = self.image(&spec)?;
+        let provider = self.provider(role)?;
+        provider.preflight(firmware).await?;
+        self.doing(role, Reason::FetchingImage, format!("having {} in the pool", source.url));
+        let progress = Progress::default();
+        let work = provider.ensure_image(&source, &progress, cancel);
+        let ensured = self.telling(role, &progress, &source, work).await;
+        let downloaded = progress.downloaded();
+        if ensured.is_err() || downloaded > 0 {
+            self.shared.metrics.fetched(ensured.is_ok(), downloaded);
+        }
+        let base = ensured?;
+        tracing::info!(
+            message_id = journal::IMAGE_READY,
+            proxyd_proxy = %self.record.name,
+            proxyd_provider = %source.entry,
+            proxyd_image = %source.key,
+            "Proxy {}: its image {} is in the pool, sha256 {}",
+            self.record.name, base.file, base.digest
+        );
+        self.save_build(role, |build| {
+            build.base = Some(base);
+            build.source = Some(source_of(&source));
+        })
+        .await
+    }
+
+    /// Publishes `progress` every second while `work` goes on, and has the present
+    /// guest probed on time.
+    async fn telling<T>(
+        &mut self,
+        role: Role,
+        progress: &Progress,
+        source: &ImageSource,
+        work: impl Future<Output = T>,
+    ) -> T {
+        tokio::pin!(work);
+        let mut tick = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                _ = tick.tick() => {
+                    let message = match progress.stage() {
+                        Stage::Examining => "examining the pool's image".to_owned(),
+                        _ => format!("{progress} ({})", source.url),
+                    };
+                    self.doing(role, Reason::FetchingImage, message);
+                    if self.agenda.probe_is_due() {
+                        self.probe().await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn create_overlay(&mut self, role: Role) -> Result<Next, Fault> {
+        let (Some(base), Some(build)) = (self.base(role), self.build(role)) else {
+            return Ok(Next::Again);
+        };
+        let size = source::disk_size(&build.spec, &base)?;
+        let message = format!("making an overlay over {}", base.file);
+        self.doing(role, Reason::CreatingOverlay, message);
+        self.save_build(role, |build| build.overlay = Artifact::Intended).await?;
+        let (provider, guest) = (self.provider(role)?, self.guest(role));
+        match provider.create_overlay(&guest, &base, size).await {
+            Ok(()) => self.save_build(role, |build| build.overlay = Artifact::Made).await?,
+            // It was evicted or replaced since it was ensured: nothing hangs on it yet.
+            Err(fault) if fault.kind == FaultKind::BaseChanged => {
+                self.save_build(role, |build| build.base = None).await?;
+                return Ok(Next::Wait(Duration::from_secs(1)));
+            }
+            Err(fault) => return Err(fault),
+        }
+        Ok(Next::Again)
+    }
+
+    /// The seed of what the guest was made for: what has changed since is for the next.
+    async fn write_seed(&mut self, role: Role) -> Result<(), Fault> {
+        self.doing(role, Reason::WritingSeed, "writing the cloud-init seed");
+        let Some(build) = self.build(role) else { return Ok(()) };
+        let configured = self.shared.configured();
+        let settings = configured.settings.providers.get(&build.spec.provider);
+        let content = seed::render(&SeedInput {
+            name: &self.record.name,
+            uuid: self.record.uuid,
+            seed_generation: build.number,
+            spec: &build.spec,
+            install_guest_agent: self.shared.wants_agent(&build.spec.provider),
+            vendor_data: settings.and_then(|entry| entry.vendor_data.as_ref()),
+        })?;
+        let (provider, guest) = (self.provider(role)?, self.guest(role));
+        self.save_build(role, |build| build.seed = Artifact::Intended).await?;
+        provider.write_seed(&guest, content).await?;
+        self.save_build(role, |build| build.seed = Artifact::Made).await
+    }
+
+    async fn define(&mut self, role: Role, observed: &Observed) -> Result<(), Fault> {
+        let (Some(base), Some(build)) = (self.base(role), self.build(role)) else { return Ok(()) };
+        if observed.domain == DomainView::Absent {
+            self.doing(role, Reason::DefiningDomain, "defining the domain");
+        }
+        let (_, firmware) = self.image(&build.spec)?;
+        let (size, generation) = (wanted_size(&self.record), self.record.generation);
+        let shape = Shape { size, firmware, generation, base };
+        self.provider(role)?.define(&self.guest(role), &shape).await?;
+        if role == Role::Present {
+            self.defined = Some(size);
+        }
+        Ok(())
+    }
+
+    async fn start(&mut self, role: Role, observed: &Observed) -> Result<(), Fault> {
+        let (provider, guest) = (self.provider(role)?, self.guest(role));
+        if role == Role::Present && self.starts > 0 && !std::mem::replace(&mut self.rested, true) {
+            return Err(self.inquiry(&provider, &guest).stopped(&observed.domain).await);
+        }
+        self.doing(role, Reason::StartingDomain, "starting the domain");
+        let Some(base) = self.base(role) else { return Ok(()) };
+        let first = self.build(role).is_some_and(|build| !build.started);
+        if self.record.restart {
+            // Before the start: cut short here, it is started all the same.
+            let mut record = self.record.clone();
+            record.restart = false;
+            self.save(record).await?;
+        }
+        provider.start(&guest, &base, first).await?;
+        if first {
+            self.save_build(role, |build| build.started = true).await?;
+        }
+        self.stopping = None;
+        if role == Role::Present {
+            self.starts = self.starts.saturating_add(1);
+            self.rested = false;
+        }
+        Ok(())
+    }
+
+    /// Shuts the guest down; one that doesn't heed is ended.
+    pub(super) async fn stop(&mut self, domain: &DomainView) -> Result<Next, Fault> {
+        let since = *self.stopping.get_or_insert_with(Instant::now);
+        let deaf = matches!(domain, DomainView::Paused { .. });
+        let force = deaf || since.elapsed() >= SHUTDOWN_PATIENCE;
+        self.publisher.update(&self.record, |status| {
+            let message = "waiting for the guest to shut down";
+            status.doing(status.phase, Reason::Stopping, message);
+        });
+        self.provider(Role::Present)?.shut_down(&self.guest(Role::Present), force).await?;
+        Ok(if force { Next::Again } else { Next::Wait(SHUTDOWN_INTERVAL) })
+    }
+
+    /// It is off, as ordered.
+    pub(super) fn rest(&mut self) -> Result<Next, Fault> {
+        self.stopping = None;
+        self.starts = 0;
+        self.publisher.update(&self.record, |status| {
+            let message = "off by order: Start brings it back";
+            status.doing(Phase::Stopped, Reason::Stopped, message);
+        });
+        Ok(Next::Wait(RESYNC))
+    }
+
+    /// A disk error passes when its cause does: the guest tries its request again.
+    pub(super) async fn resume(&mut self) -> Result<Next, Fault> {
+        let (provider, guest) = (self.provider(Role::Present)?, self.guest(Role::Present));
+        let fault = self.inquiry(&provider, &guest).paused("ioerror").await;
+        if std::mem::take(&mut self.resumed) {
+            // Between two attempts there is a rest, and the reason is told.
+            return Err(fault);
+        }
+        provider.resume(&guest).await?;
+        self.resumed = true;
+        Ok(Next::Wait(RESUME_INTERVAL))
+    }
+
+    /// Somebody paused it. What they meant by that is theirs to end.
+    pub(super) async fn stalled(&mut self, reason: &str) -> Result<Next, Fault> {
+        let (provider, guest) = (self.provider(Role::Present)?, self.guest(Role::Present));
+        let fault = self.inquiry(&provider, &guest).paused(reason).await;
+        self.publisher.fault(&self.record, &fault, None);
+        // An event tells when it goes on.
+        Ok(Next::Wait(RESYNC))
+    }
+
+    /// Removes everything there is of the Proxy, but for its record.
+    pub(super) async fn remove(&mut self) -> Result<Next, Fault> {
+        let builds: Vec<Build> = self.record.all_builds().cloned().collect();
+        for build in &builds {
+            self.clear(build).await?;
+        }
+        let mut record = self.record.clone();
+        (record.build, record.next, record.retired) = (None, None, None);
+        self.save(record).await?;
+        Ok(Next::Again)
+    }
+
+    /// Removes the present guest, which is to be made anew.
+    pub(super) async fn discard(&mut self) -> Result<Next, Fault> {
+        self.doing(Role::Present, Reason::Removing, "removing the guest that is to be made anew");
+        let nothing = || Build::new(self.record.spec.clone(), self.record.slot(), 0);
+        let build = self.record.build.clone().unwrap_or_else(nothing);
+        self.clear(&build).await?;
+        let mut record = self.record.clone();
+        (record.build, record.rebuild, record.restart) = (None, None, false);
+        self.save(record).await?;
+        (self.starts, self.setback) = (0, None);
+        Ok(Next::Again)
+    }
+
+    /// Removes a guest that was replaced or given up.
+    pub(super) async fn retire(&mut self) -> Result<Next, Fault> {
+        if let Some(build) = self.record.retired.clone() {
+            self.clear(&build).await?;
+        }
+        let mut record = self.record.clone();
+        record.retired = None;
+        self.save(record).await?;
+        Ok(Next::Again)
+    }
+
+    async fn clear(&self, build: &Build) -> Result<(), Fault> {
+        let owned =
+            Owned { overlay: build.overlay != Artifact::None, seed: build.seed != Artifact::None };
+        let provider: SharedProvider =
+            self.shared.configured().providers.get(&build.spec.provider)?;
+        provider.remove(&self.record.guest(build.slot), owned).await
+    }
+}
