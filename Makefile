@@ -21,8 +21,8 @@ help:
 ## make demo-down  stop what the demo left running
 ## make test       every test, those in the lab included
 ## make quick      unit and private-bus tests, under two minutes
-## make soak       the random tests of the image cache, at length
-## make bench      the image cache against curl and sha256sum
+## make soak       the random tests at length, 200 deaths of the daemon among them
+## make bench      the image cache against curl and sha256sum, and 1,000 Proxies
 ## make lint       formatting and clippy, warnings denied
 ## make build      the optimised daemon, in target/release
 ## make install    into $(DESTDIR)$(PREFIX)
@@ -58,12 +58,14 @@ disks: deps
 test: build quick disks
 	tests/lab/run
 
-soak: deps
+soak: build
 	PROXYD_SOAK_DEATHS=5000 PROXYD_SOAK_CASES=5000 $(CARGO) test --locked --lib -- \
 	  image::tests::crash image::tests::interleave
+	PROXYD_SOAK_KILLS=200 tests/lab/run lifecycle::random_deaths
 
 bench: deps
 	$(CARGO) bench --locked --bench fetch
+	$(CARGO) bench --locked --bench fleet
 
 lint: deps
 	$(CARGO) fmt --check

@@ -1,6 +1,13 @@
 //! When a worker is due to look at its guest, and when to probe it.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
+
+/// Probes that are far apart are made at common moments: a process that wakes up seldom,
+/// for several proxies at once, costs its host less.
+const MOMENT: Duration = Duration::from_millis(500);
+/// Probes that are closer than this are made on time.
+const CLOSE: Duration = Duration::from_secs(10);
 
 /// When there is something to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +16,17 @@ pub(super) enum Due {
     At(Instant),
     /// When ordered.
     Ordered,
+}
+
+/// The last common moment until `at`, for a delay that is not close.
+fn together(at: Instant, delay: Duration) -> Instant {
+    static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
+    if delay < CLOSE {
+        return at;
+    }
+    let since = at.saturating_duration_since(*BEGINNING).as_millis();
+    let late = since % MOMENT.as_millis();
+    at.checked_sub(Duration::from_millis(u64::try_from(late).unwrap_or(0))).unwrap_or(at)
 }
 
 /// The two clocks of a worker. They run apart: a proxy is probed on time while
@@ -43,7 +61,7 @@ impl Agenda {
     }
 
     pub(super) fn probe_in(&mut self, delay: Duration) {
-        self.probe = Some(Instant::now() + delay);
+        self.probe = Some(together(Instant::now() + delay, delay));
     }
 
     /// Has the proxy probed, if it isn't anyway.

@@ -182,12 +182,11 @@ fn check_config_exits_as_sysexits_says() {
 fn the_checked_in_interfaces_are_the_served_ones() {
     let bench = Bench::started(&config());
     bench.create("web", SPEC).unwrap();
-    let objects =
-        [
-            ("org.proxyd1.Manager", "/org/proxyd1"),
-            ("org.proxyd1.Proxy", "/org/proxyd1/proxy/web"),
-            ("org.proxyd1.Provider", "/org/proxyd1/provider/home"),
-        ];
+    let objects = [
+        ("org.proxyd1.Manager", "/org/proxyd1"),
+        ("org.proxyd1.Proxy", "/org/proxyd1/proxy/web"),
+        ("org.proxyd1.Provider", "/org/proxyd1/provider/home"),
+    ];
     for (interface, path) in objects {
         let output = bench.busctl(&format!("introspect --xml-interface org.proxyd1 {path}"));
         let served = only(&String::from_utf8_lossy(&output.stdout), interface);

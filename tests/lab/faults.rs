@@ -104,11 +104,10 @@ fn what_is_missing_is_named_and_cured_once_it_is_there() {
 /// cloud-init begins anew when the instance-id is another: for a new guest, and not for
 /// one that merely starts again.
 fn a_seed_applies_again_when_the_guest_is_made_anew(host: &Host) {
-    let declare = |memory: Option<u32>| {
+    let declare = |user_data: Option<&str>| {
         let mut config = config(None);
-        if let Some(memory) = memory {
-            config["proxies"]["declared"] =
-                json!({ "provider": "home", "image": "blank", "memoryMiB": memory });
+        if let Some(user_data) = user_data {
+            config["proxies"]["declared"] = json!({ "provider": "home", "image": "blank", "memoryMiB": 256, "userData": user_data });
         }
         host.configure(&config);
         assert!(host.reload().status.success());
@@ -123,14 +122,14 @@ fn a_seed_applies_again_when_the_guest_is_made_anew(host: &Host) {
         let id = host.attempt("virsh -q domid proxy-declared").stdout;
         String::from_utf8_lossy(&id).trim().parse::<u32>().ok()
     };
-    declare(Some(256));
+    declare(Some("#cloud-config\n"));
     host.wait("the declared guest to run", STEP, || domain().is_some());
     assert_eq!(instance(), "1");
     let before = domain();
     host.run("virsh -q destroy proxy-declared");
     host.wait("it to start again", STEP, || domain().is_some() && domain() != before);
     assert_eq!(instance(), "1");
-    declare(Some(300));
+    declare(Some("#!/bin/sh\n"));
     host.wait("the guest that is made anew", STEP, || instance() == "2" && domain().is_some());
     declare(None);
     host.wait("the Proxy that is no longer declared to go", STEP, || {

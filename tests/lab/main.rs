@@ -7,4 +7,5 @@ mod faults;
 mod guest;
 mod host;
 mod images;
+mod lifecycle;
 mod main_job;

@@ -60,6 +60,9 @@ fn from_nothing_to_a_proxy_that_answers_and_back() {
     assert!(refusal.contains("exists with another specification"), "{refusal}");
 
     host.await_text("web", "Reason", "AwaitingAddress", STEP);
+    // An address that no client network holds, for the exposure guard to ask from.
+    host.run("ip address add 203.0.113.9/32 dev lo");
+    note_the_agents_first_address(&host);
     survives_a_restart(&host);
     the_second_entry_has_a_base_of_its_own(&host);
 
@@ -72,6 +75,10 @@ fn from_nothing_to_a_proxy_that_answers_and_back() {
     the_proxy_serves(&host);
     the_domain_is_as_promised(&host);
     the_journal_tells_the_story(&host);
+    ready_follows_the_agents_first_address(&host);
+    health_follows_the_proxy(&host);
+    an_open_proxy_is_told(&host);
+    a_successor_takes_over_without_a_gap(&host);
 
     the_bases_are_marked(&host, &digest);
     assert_eq!(legacy(&host), before, "files that are not ours were touched");
@@ -149,6 +156,111 @@ fn the_journal_tells_the_story(host: &Host) {
     assert!(lines.iter().any(|line| line["PROXYD_IMAGE"] == "debian-13"), "{lines:#?}");
     let explained = host.run("journalctl -u proxyd PROXYD_PROXY=web -x --no-pager");
     assert!(explained.contains("Subject: A Proxy was recorded"), "{explained}");
+}
+
+/// Asks the agent by itself, and notes when it first has an address.
+fn note_the_agents_first_address(host: &Host) {
+    host.run(
+        "systemd-run --quiet --unit=first-address bash -c 'until virsh -q domifaddr proxy-web \
+         --source agent 2>/dev/null | grep -v 127.0.0.1 | grep -q ipv4; do sleep 0.2; done; \
+         date +%s%6N > /run/first-address'",
+    );
+}
+
+/// Ready comes less than two seconds after.
+fn ready_follows_the_agents_first_address(host: &Host) {
+    let first: i64 = host.run("cat /run/first-address").parse().expect("microseconds");
+    let ready: i64 = condition(host, "AddressKnown")[4].as_i64().expect("microseconds");
+    println!("Ready {} ms after the agent's first address", (ready - first) / 1000);
+    assert!(ready - first < 2_000_000, "{ready} is too late after {first}");
+}
+
+fn condition(host: &Host, kind: &str) -> Value {
+    let all = host.property("web", "Conditions").expect("conditions");
+    let found = all.as_array().and_then(|rows| rows.iter().find(|row| row[0] == kind));
+    found.unwrap_or_else(|| panic!("no condition {kind}")).clone()
+}
+
+/// Has the guest run a command, by its agent.
+fn in_guest(host: &Host, command: &str) {
+    let call = json!({
+        "execute": "guest-exec",
+        "arguments": { "path": "/bin/sh", "arg": ["-c", command] }
+    });
+    host.run(&format!("virsh qemu-agent-command proxy-web '{call}'"));
+}
+
+/// Healthy turns within interval × threshold + timeout, both ways, and the hop is named.
+fn health_follows_the_proxy(host: &Host) {
+    // interval 5 s, timeout 5 s; three misses, one answer; and what this test adds.
+    let slack = Duration::from_secs(3);
+    let rows = [("stop", false, 5 * 3 + 5), ("start", true, 5 + 5)];
+    for (order, healthy, seconds) in rows {
+        in_guest(host, &format!("systemctl {order} squid"));
+        let began = std::time::Instant::now();
+        let limit = Duration::from_secs(seconds) + slack;
+        host.wait(&format!("Healthy to be {healthy}"), limit, || {
+            host.property("web", "Healthy") == Some(Value::Bool(healthy))
+        });
+        println!("Healthy is {healthy} {:?} after squid's {order}", began.elapsed());
+        if !healthy {
+            assert_eq!(host.text("web", "Reason"), "NotAnswering");
+            assert!(host.text("web", "Message").starts_with("Refused: "));
+        }
+    }
+    // Through a tunnel, where squid has to say why there is none.
+    let probe = || host.attempt("proxyctl probe web");
+    assert!(probe().status.success());
+    let found = host.proxyctl("update web --health-url https://192.168.122.1:9/");
+    assert_eq!(found, "HealthUrl: live");
+    let said = String::from_utf8_lossy(&probe().stderr).into_owned();
+    assert!(said.contains("ProxyDenied: "), "a port that is not for TLS: {said}");
+    host.proxyctl("update web --health-url https://192.168.122.1/");
+    let said = String::from_utf8_lossy(&probe().stderr).into_owned();
+    assert!(said.contains("Upstream: "), "nothing listens there: {said}");
+    host.proxyctl("update web --health-url http://no-such-host.invalid/");
+    let said = String::from_utf8_lossy(&probe().stderr).into_owned();
+    assert!(said.contains("NameResolution: "), "{said}");
+    host.proxyctl(&format!("update web --health-url {}", url("generate_204")));
+}
+
+fn an_open_proxy_is_told(host: &Host) {
+    let ask_again = |mark: &str| {
+        host.proxyctl(&format!("update web --health-url {}?{mark}", url("generate_204")));
+    };
+    ask_again("guarded");
+    host.wait("the stranger to be refused", STEP, || condition(host, "Exposed")[2] == "Refusing");
+    assert_eq!(condition(host, "Exposed")[1], false);
+    in_guest(host, "echo 0.0.0.0/0 > /etc/squid/proxyd.clients; systemctl restart squid");
+    host.wait("the stranger to be served", STEP, || {
+        ask_again(&format!("open{}", std::process::id()));
+        ask_again("open");
+        condition(host, "Exposed")[1] == true
+    });
+    let told = host.run("journalctl -q -u proxyd PROXYD_PROXY=web -x --no-pager");
+    assert!(told.contains("Subject: A proxy serves clients that it should not"), "{told}");
+}
+
+/// A rebuild with overlap: the old guest answers until the new one does.
+fn a_successor_takes_over_without_a_gap(host: &Host) {
+    let (uuid, endpoint) = (host.text("web", "Domain"), host.text("web", "Endpoint"));
+    host.wait("the old guest to answer", STEP, || {
+        host.property("web", "Healthy") == Some(Value::Bool(true))
+    });
+    host.proxyctl("rebuild --overlap web");
+    host.wait("the new guest to take over", BOOT, || {
+        assert_eq!(host.property("web", "Healthy"), Some(Value::Bool(true)), "a gap");
+        host.text("web", "Domain") != uuid
+    });
+    assert_ne!(host.text("web", "Endpoint"), endpoint);
+    the_proxy_serves(host);
+    host.wait("the old guest to be gone", STEP, || {
+        host.run("virsh -q list --all --name | grep ^proxy-") == "proxy-web.b"
+            && host.run(&format!("ls {POOL} | grep ^proxy-"))
+                == "proxy-web.b-seed.img\nproxy-web.b.qcow2"
+    });
+    let told = host.run("journalctl -q -u proxyd PROXYD_PROXY=web -x --no-pager");
+    assert!(told.contains("Subject: A new guest took over"), "{told}");
 }
 
 fn the_bases_are_marked(host: &Host, digest: &str) {

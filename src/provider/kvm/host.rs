@@ -152,6 +152,11 @@ pub(super) fn serves_dhcp(connection: &Connect, name: &str) -> Result<bool, Call
     Ok(parsed.ips.iter().any(|ip| ip.dhcp.is_some()))
 }
 
+/// Whether this is libvirt's test driver, whose guests and volumes are names alone.
+pub(super) fn is_test(connection: &Connect) -> Result<bool, CallError> {
+    Ok(connection.driver_type()?.eq_ignore_ascii_case("test"))
+}
+
 /// How guests are run here.
 ///
 /// # Errors
@@ -160,7 +165,7 @@ pub(super) fn virtualisation(
     connection: &Connect,
     settings: &ProviderSettings,
 ) -> Result<Virtualisation, CallError> {
-    if connection.driver_type()?.eq_ignore_ascii_case("test") {
+    if is_test(connection)? {
         let (arch, firmware) = ("i686".to_owned(), vec!["efi".to_owned()]);
         return Ok(Virtualisation { domain_type: "test", arch, firmware });
     }

@@ -154,6 +154,9 @@ pub(super) fn upload(
     volume: &StorageVol,
     content: &[u8],
 ) -> Result<(), CallError> {
+    if super::host::is_test(connection)? {
+        return Ok(());
+    }
     let stream = Stream::new(connection, 0)?;
     volume.upload(&stream, 0, content.len() as u64, 0)?;
     match content.chunks(CHUNK).try_for_each(|chunk| send(&stream, chunk)) {
