@@ -96,6 +96,30 @@ fn journal() -> Option<tracing_journald::Layer> {
 mod tests {
     use super::*;
 
+    /// docs/operations.md tells what to do about each Reason, hop and metric.
+    #[test]
+    fn every_reason_is_documented() {
+        let sources = [
+            include_str!("model/status.rs"),
+            include_str!("model/fault.rs"),
+            include_str!("health/mod.rs"),
+        ];
+        // What a call can fail with, and no Proxy can be held up by.
+        let calls = ["AlreadyExists", "NoSuchProxy", "ImageInUse", "NotAuthorized"];
+        let documented = include_str!("../docs/operations.md");
+        let names = sources.iter().flat_map(|source| source.lines()).filter_map(|line| {
+            line.trim().strip_prefix("Self::")?.split_once(" => \"")?.1.strip_suffix("\",")
+        });
+        let named: Vec<_> = names.filter(|name| !calls.contains(name)).collect();
+        assert!(named.len() > 60, "{named:?}");
+        let missing = |name: &&&str| {
+            !documented.contains(&format!("`{name}"))
+                && name.chars().next().is_some_and(char::is_uppercase)
+        };
+        let missing: Vec<_> = named.iter().filter(missing).collect();
+        assert!(missing.is_empty(), "not in docs/operations.md: {missing:?}");
+    }
+
     #[test]
     fn every_message_id_has_a_catalog_entry_and_the_other_way_round() {
         let catalog = include_str!("../systemd/proxyd.catalog");

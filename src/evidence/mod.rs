@@ -13,7 +13,7 @@ use serde::Serialize;
 pub use diagnosis::{Cause, Diagnosis, Known, diagnose};
 
 use self::scrub::Scrubber;
-use crate::model::{Condition, Fault, ProxyName, ProxyStatus, Secret};
+use crate::model::{Condition, ConditionKind, Fault, ProxyName, ProxyStatus, Secret};
 use crate::provider::{AgentView, Clues, DomainView, LeaseView, Tail};
 
 /// Bytes of console and log that evidence holds of each, from their end.
@@ -31,6 +31,8 @@ pub struct Evidence {
     message: String,
     permanent: bool,
     conditions: Vec<ConditionRow>,
+    /// What the last probe found: the hop that failed, or that it was answered.
+    last_probe: String,
     /// The most likely cause; absent when nothing is amiss or nothing is known.
     diagnosis: Option<Diagnosis>,
     /// What was found on the host; absent when it could not be asked.
@@ -96,6 +98,7 @@ impl Evidence {
             message: status.message.clone(),
             permanent: status.permanent,
             conditions: status.conditions.iter().map(condition_row).collect(),
+            last_probe: last_probe(status),
             diagnosis: found,
             error: clues.as_ref().err().map(ToString::to_string),
             guest: clues.ok().map(|clues| guest_row(clues, &scrubber)),
@@ -106,6 +109,15 @@ impl Evidence {
     pub fn json(&self) -> String {
         // Strings, booleans and lists of such always have a JSON form.
         serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+fn last_probe(status: &ProxyStatus) -> String {
+    let found = status.conditions.iter().find(|found| found.kind == ConditionKind::Healthy);
+    match found {
+        Some(found) if found.holds => "answered".into(),
+        Some(found) if !found.message.is_empty() => found.message.clone(),
+        _ => "none yet".into(),
     }
 }
 
@@ -190,6 +202,7 @@ mod tests {
         assert_eq!(json["guest"]["console"]["tail"], "Booting\n");
         assert_eq!(json["guest"]["qemuLog"]["error"], "gone");
         assert_eq!(json["step"], "Queued");
+        assert_eq!(json["lastProbe"], "none yet");
     }
 
     #[test]

@@ -85,8 +85,6 @@ pub enum Reason {
     Stopping,
     /// The guest is off, as it was ordered to be.
     Stopped,
-    /// The guest is paused after a disk error and is being resumed.
-    Resuming,
     /// The guest is what the specification says.
     Applied,
     /// A change takes effect when the guest starts again.
@@ -128,7 +126,6 @@ impl Reason {
             Self::Removing => "Removing",
             Self::Stopping => "Stopping",
             Self::Stopped => "Stopped",
-            Self::Resuming => "Resuming",
             Self::Applied => "Applied",
             Self::RestartNeeded => "RestartNeeded",
             Self::RebuildNeeded => "RebuildNeeded",

@@ -48,6 +48,11 @@ impl Bench {
     }
 
     pub fn start(&mut self) {
+        self.start_with(&[]);
+    }
+
+    /// The same with an environment for the daemon.
+    pub fn start_with(&mut self, environment: &[(&str, &std::ffi::OsStr)]) {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -60,6 +65,7 @@ impl Bench {
             .arg(self.home.path().join("state"))
             .arg("--cache-dir")
             .arg(self.home.path().join("cache"))
+            .envs(environment.iter().copied())
             .stderr(log)
             .spawn()
             .unwrap();

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use bench::Bench;
 
 mod bench;
+mod clock;
 mod proxyctl;
 
 /// One entry on libvirt's test driver, whose pool has no directory on this host.

@@ -141,6 +141,26 @@ fn libvirtd_is_killed() {
     });
 }
 
+/// A connection that is dead without being closed: only keepalive notices.
+#[test]
+#[ignore = "needs the lab: make test"]
+fn libvirtd_hangs() {
+    let guest = Guest::running("hangs");
+    let before = guest.id();
+    let state = || {
+        HOST.run(
+            "busctl get-property org.proxyd1 /org/proxyd1/provider/home org.proxyd1.Provider State",
+        )
+    };
+    let pid = HOST.run("pidof libvirtd");
+    HOST.run(&format!("kill -STOP {pid}"));
+    HOST.wait("the dead connection to be noticed", STEP, || state() == "s \"failed\"");
+    HOST.run(&format!("kill -CONT {pid}"));
+    HOST.wait("the connection", STEP, || state() == "s \"connected\"");
+    HOST.await_text(guest.name, "Reason", "AwaitingAddress", STEP);
+    assert_eq!(guest.id(), before, "the guest was touched");
+}
+
 #[test]
 #[ignore = "needs the lab: make test"]
 fn virtlogd_is_killed() {

@@ -267,3 +267,88 @@ impl Gate {
         done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::provider::kvm::tests::settings;
+
+    /// The domain that every `test:///default` begins with.
+    const DOMAIN: &str = "6695eb01-f6a4-8304-79aa-97f2502e193f";
+
+    #[tokio::test]
+    async fn what_happens_to_a_domain_rings_its_bell() {
+        let (bells, notify) = (Bells::default(), Arc::new(Notify::new()));
+        let settings = settings("default-pool");
+        let domain: uuid::Uuid = DOMAIN.parse().unwrap();
+        bells.hang(&settings.name, &[domain], &notify);
+        let link = Link::new(&settings, bells);
+        let destroy = |connection: &Connect| {
+            Ok(connection.lookup_domain_by_uuid_string(DOMAIN)?.destroy()?)
+        };
+        assert_eq!(*link.state().borrow(), LinkState::Connecting);
+        link.run(|_| Ok(())).await.unwrap();
+        assert!(matches!(*link.state().borrow(), LinkState::Connected { .. }));
+        let heard = || tokio::time::timeout(Duration::from_secs(20), notify.notified());
+        heard().await.expect("the new connection rings");
+        link.run(destroy).await.unwrap();
+        heard().await.expect("the event rings");
+    }
+
+    #[tokio::test]
+    async fn a_dial_that_failed_is_not_repeated_at_once_and_is_told() {
+        let mut settings = settings("default-pool");
+        settings.uri = "test:///nowhere/at/all.xml".into();
+        let link = Link::new(&settings, Bells::default());
+        let first = link.run(|_| Ok(())).await.unwrap_err();
+        assert_eq!(first.kind, FaultKind::ProviderUnavailable);
+        // Mended, it is still not dialled within the pause.
+        let mended = Link { uri: "test:///default".into(), ..link.clone() };
+        assert_eq!(mended.run(|_| Ok(())).await, Err(first));
+        assert!(matches!(*link.state().borrow(), LinkState::Failed { .. }));
+        tokio::time::sleep(REDIAL_PAUSE).await;
+        mended.run(|_| Ok(())).await.unwrap();
+        assert!(matches!(*link.state().borrow(), LinkState::Connected { .. }));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn few_calls_are_under_way_at_once() {
+        let link = Link::new(&settings("default-pool"), Bells::default());
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let calls = (0..32).map(|_| {
+            let (now, most) = (now.clone(), most.clone());
+            link.run(move |_| {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(5));
+                now.fetch_sub(1, Ordering::SeqCst);
+                Ok(())
+            })
+        });
+        assert!(join_all(calls).await.into_iter().all(|done| done.is_ok()));
+        assert!((1..=CONCURRENT_CALLS).contains(&most.load(Ordering::SeqCst)));
+    }
+
+    #[test]
+    fn a_gate_lets_so_many_through() {
+        let gate = Gate { free: Mutex::new(2), freed: Condvar::new() };
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    gate.pass(|| {
+                        most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        std::thread::sleep(Duration::from_millis(5));
+                        now.fetch_sub(1, Ordering::SeqCst);
+                    });
+                });
+            }
+        });
+        assert_eq!(*gate.free.lock().unwrap(), 2);
+        assert!(most.load(Ordering::SeqCst) <= 2);
+    }
+}
