@@ -15,10 +15,10 @@ use crate::config::{self, MetricsListen, Settings};
 use crate::dbus::{self, Bus, Polkit, Services};
 use crate::image::Spool;
 use crate::journal;
-use crate::metrics::{self, Metrics};
-use crate::model::Fault;
+use crate::metrics::{self, Metrics, Stock};
+use crate::model::{ConditionKind, Fault};
 use crate::provider::{self, Bells, Registry};
-use crate::reconcile::{Configured, Event, Supervisor, Surroundings};
+use crate::reconcile::{Configured, Event, Handle, Supervisor, Surroundings};
 use crate::store::Store;
 use crate::tasks;
 
@@ -206,13 +206,26 @@ impl Pages {
         }
         let Some(at) = wanted else { return };
         let (metrics, supervisor) = (self.metrics.clone(), self.supervisor.clone());
-        let page = Arc::new(move || metrics.text(&supervisor.list()));
+        let page = Arc::new(move || metrics.text(&stock(&supervisor)));
         let stop = CancellationToken::new();
         match metrics::serve(&at, page, stop.clone()).await {
             Ok(()) => *served = Some((at, stop)),
             Err(error) => tracing::error!("the metrics can't be served at {at:?}: {error}"),
         }
     }
+}
+
+fn stock(supervisor: &Supervisor) -> Vec<Stock> {
+    let row = |handle: &Handle| {
+        let status = &handle.view().status;
+        Stock {
+            proxy: handle.name().to_string(),
+            phase: status.phase,
+            healthy: status.healthy(),
+            exposed: status.holds(ConditionKind::Exposed),
+        }
+    };
+    supervisor.list().iter().map(row).collect()
 }
 
 /// Waits for signals, and keeps the status line up to date meanwhile.

@@ -19,8 +19,7 @@ use prometheus_client::registry::{Registry, Unit};
 pub use listener::serve;
 
 use crate::health::Hop;
-use crate::model::{ConditionKind, FaultKind, Phase};
-use crate::reconcile::Handle;
+use crate::model::{FaultKind, Phase};
 
 /// Upper bounds of the latency histogram, in seconds.
 const LATENCIES: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
@@ -43,6 +42,19 @@ struct KindLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
+}
+
+/// What one Proxy is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stock {
+    /// Its name.
+    pub proxy: String,
+    /// Its phase.
+    pub phase: Phase,
+    /// Whether the health URL answers through it.
+    pub healthy: bool,
+    /// Whether it serves strangers.
+    pub exposed: bool,
 }
 
 /// The counters, and the gauges that are set just before they are read.
@@ -137,29 +149,26 @@ impl Metrics {
     }
 
     /// All of it as text.
-    pub fn text(&self, handles: &[Handle]) -> String {
+    pub fn text(&self, stock: &[Stock]) -> String {
         let _reading = self.reading.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.take_stock(handles);
+        self.take_stock(stock);
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);
         text
     }
 
-    fn take_stock(&self, handles: &[Handle]) {
+    fn take_stock(&self, stock: &[Stock]) {
         self.healthy.clear();
         self.exposed.clear();
         for phase in Phase::ALL {
             self.proxies.get_or_create(&PhaseLabel { phase: phase.as_str() }).set(0);
         }
-        for handle in handles {
-            let view = handle.view();
-            let phase = view.status.phase.as_str();
-            self.proxies.get_or_create(&PhaseLabel { phase }).inc();
-            let label = ProxyLabel { proxy: handle.name().to_string() };
-            self.healthy.get_or_create(&label).set(view.status.healthy().into());
-            let exposed = view.status.holds(ConditionKind::Exposed);
-            self.exposed.get_or_create(&label).set(exposed.into());
+        for Stock { proxy, phase, healthy, exposed } in stock {
+            self.proxies.get_or_create(&PhaseLabel { phase: phase.as_str() }).inc();
+            let label = ProxyLabel { proxy: proxy.clone() };
+            self.healthy.get_or_create(&label).set((*healthy).into());
+            self.exposed.get_or_create(&label).set((*exposed).into());
         }
     }
 }
@@ -176,9 +185,13 @@ mod tests {
         metrics.missed(Hop::Refused);
         metrics.failed(FaultKind::NoSpace);
         metrics.fetched(true, 1000);
-        let text = metrics.text(&[]);
+        let proxy = "web".to_owned();
+        let stock = Stock { proxy, phase: Phase::Failed, healthy: false, exposed: true };
+        let text = metrics.text(&[stock]);
         for line in [
             "proxyd_proxies{phase=\"Ready\"} 0",
+            "proxyd_proxies{phase=\"Failed\"} 1",
+            "proxyd_proxy_exposed{proxy=\"web\"} 1",
             "proxyd_probe_seconds_bucket{le=\"0.05\"} 1",
             "proxyd_probe_failures_total{kind=\"Refused\"} 2",
             "proxyd_errors_total{kind=\"NoSpace\"} 1",

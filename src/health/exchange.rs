@@ -4,11 +4,14 @@ use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::Empty;
-use hyper::header::{CACHE_CONTROL, HOST, HeaderMap, USER_AGENT};
+use hyper::header::{AUTHORIZATION, CACHE_CONTROL, HOST, HeaderMap, USER_AGENT};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use percent_encoding::percent_decode_str;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 
@@ -64,7 +67,11 @@ fn request(target: &Target, method: Method, uri: &str) -> Result<Request<Empty<B
     let url = target.url.expose();
     // A URL that was parsed has a host, and `Url` writes it as HTTP wants it.
     let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
-    Request::builder()
+    let mut request = Request::builder();
+    if !url.username().is_empty() && method != Method::CONNECT {
+        request = request.header(AUTHORIZATION, login(url));
+    }
+    request
         .method(method)
         .uri(uri)
         .header(HOST, host)
@@ -73,6 +80,21 @@ fn request(target: &Target, method: Method, uri: &str) -> Result<Request<Empty<B
         .header(CACHE_CONTROL, "no-cache")
         .body(Empty::new())
         .map_err(|error| Trouble::Broken(format!("no request can be made: {error}")))
+}
+
+/// The login of a URL, for its server.
+fn login(url: &url::Url) -> String {
+    let plain = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    let (user, password) = (plain(url.username()), plain(url.password().unwrap_or_default()));
+    format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+}
+
+/// `url` without its login, as it goes to the proxy.
+pub(super) fn without_login(url: &url::Url) -> String {
+    let mut url = url.clone();
+    // Only a URL without a host refuses that, and it has no login.
+    let _ = url.set_username("").and_then(|()| url.set_password(None));
+    url.to_string()
 }
 
 async fn send(

@@ -13,7 +13,7 @@ use hyper::{Method, StatusCode};
 
 pub use judge::Judge;
 
-use self::exchange::{Trouble, exchange};
+use self::exchange::{Trouble, exchange, without_login};
 use self::tunnel::Tunnels;
 use crate::model::ResourceUrl;
 
@@ -116,7 +116,7 @@ impl Prober {
         }
         let started = Instant::now();
         // HEAD would be lighter, but "generate_204" servers promise their answer to GET.
-        let answer = exchange(target, Method::GET, target.url.expose().as_str()).await;
+        let answer = exchange(target, Method::GET, &without_login(target.url.expose())).await;
         match answer {
             Ok((status, headers)) if status.as_u16() != target.expect_status => {
                 refusal(target, status, &headers)
@@ -283,6 +283,25 @@ mod tests {
         // It opens, and no TLS comes out of it.
         assert_eq!(tunnel_hop("HTTP/1.1 200 OK\r\n\r\nno TLS").await, Hop::Upstream);
         assert_eq!(tunnel_hop("").await, Hop::TooSlow);
+    }
+
+    #[tokio::test]
+    async fn a_login_goes_to_the_server_and_not_into_the_line() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = listener.local_addr().unwrap();
+        let url = ResourceUrl::parse("http://u:s%40x@example.test:81/a?b", UrlOrigin::Api);
+        let target = target(proxy, url.unwrap());
+        let probe = tokio::spawn(async move { Prober::default().probe(&target).await });
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = vec![0; 1024];
+        let length = stream.read(&mut request).await.unwrap();
+        let request = String::from_utf8_lossy(&request[..length]).to_lowercase();
+        assert!(request.starts_with("get http://example.test:81/a?b http/1.1\r\n"), "{request}");
+        // u:s@x
+        for line in ["host: example.test:81\r\n", "authorization: basic dtpzqhg=\r\n"] {
+            assert!(request.contains(line), "{request}");
+        }
+        probe.abort();
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! When a worker is due to look at its guest, and when to probe it.
 
+use std::net::IpAddr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,14 @@ pub(super) enum Due {
     At(Instant),
     /// When ordered.
     Ordered,
+}
+
+/// When a proxy was last asked whether it serves strangers, and what it was then.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) at: Instant,
+    pub(super) generation: u64,
+    pub(super) address: IpAddr,
 }
 
 /// The last common moment until `at`, for a delay that is not close.

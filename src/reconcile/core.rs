@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::agenda::{Agenda, Due};
+use super::agenda::{Agenda, Asked, Due};
 use super::explain::{Explanation, Inquiry};
-use super::exposure::Asked;
 use super::plan::{Role, Scene, Step, losses, next_step};
 use super::publish::Publisher;
 use super::{Shared, backoff, source};

@@ -6,20 +6,13 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
+use super::agenda::Asked;
 use super::core::Core;
 use crate::health::{Prober, Target, Verdict};
 use crate::model::{Address, ConditionKind, ProxySpec, Reason};
 
 /// How often it is asked.
 const INTERVAL: Duration = Duration::from_secs(300);
-
-/// When it was last asked, and at which address.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
-    at: Instant,
-    generation: u64,
-    address: IpAddr,
-}
 
 impl Core {
     /// Asks, when it is time to.

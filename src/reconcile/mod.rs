@@ -11,6 +11,7 @@ mod explain;
 mod exposure;
 mod images;
 mod leftovers;
+mod operator;
 mod orders;
 mod plan;
 mod publish;

@@ -65,7 +65,7 @@ fn apply(record: &mut Record, order: Order) -> Result<Vec<Change>, Fault> {
             // The file is the authority: nobody else will ask for the guest that it
             // describes.
             if changes.iter().any(|change| change.effect == Effect::Rebuild) {
-                record.rebuild = Some(Rebuild::Plain);
+                record.rebuild = record.build.is_some().then_some(Rebuild::Plain);
             }
             return Ok(changes);
         }

@@ -71,12 +71,18 @@ pub(super) fn found<T>(
 /// The connection of one entry. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Link {
-    entry: EntryName,
-    uri: String,
     over_ssh: bool,
     session: Arc<Mutex<Session>>,
     permits: Arc<Semaphore>,
-    state: Arc<watch::Sender<LinkState>>,
+    ear: Arc<Ear>,
+}
+
+/// What hears of a connection, and tells. It does not hold the connection, which holds
+/// it.
+struct Ear {
+    entry: EntryName,
+    uri: String,
+    state: watch::Sender<LinkState>,
     bells: Bells,
 }
 
@@ -91,20 +97,19 @@ struct Session {
 
 impl Link {
     pub(super) fn new(settings: &ProviderSettings, bells: Bells) -> Self {
+        let (entry, uri) = (settings.name.clone(), settings.uri.clone());
+        let state = watch::Sender::new(LinkState::Connecting);
         Self {
-            entry: settings.name.clone(),
-            uri: settings.uri.clone(),
             over_ssh: settings.ssh.is_some(),
             session: Arc::default(),
             permits: Arc::new(Semaphore::new(CONCURRENT_CALLS)),
-            state: Arc::new(watch::Sender::new(LinkState::Connecting)),
-            bells,
+            ear: Arc::new(Ear { entry, uri, state, bells }),
         }
     }
 
     /// How the connection is, as it changes.
     pub(super) fn state(&self) -> watch::Receiver<LinkState> {
-        self.state.subscribe()
+        self.ear.state.subscribe()
     }
 
     /// Runs `work` with the connection, on a thread that may block.
@@ -150,11 +155,11 @@ impl Link {
         match DIALS.pass(|| self.dial()) {
             Ok(open) => {
                 *session = self.opened(open);
-                session.open.clone().ok_or_else(|| self.unreachable("it has gone"))
+                session.open.clone().ok_or_else(|| self.ear.unreachable("it has gone"))
             }
             Err(fault) => {
                 session.failed = Some((Instant::now(), fault.clone()));
-                self.lost(&fault.message);
+                self.ear.lost(&fault.message);
                 Err(fault)
             }
         }
@@ -162,17 +167,51 @@ impl Link {
 
     /// Has libvirt tell what happens, and everybody who waited look again.
     fn opened(&self, open: Connect) -> Session {
-        let listener: Arc<dyn Listener> = Arc::new(self.clone());
+        let listener: Arc<dyn Listener> = self.ear.clone();
         let events = events::subscribe(&open, &listener);
-        let version = open.lib_version().map(shown_version).unwrap_or_default();
+        self.ear.connected(open.lib_version().map(shown_version).unwrap_or_default());
+        Session { _events: Some(events), open: Some(open), failed: None }
+    }
+
+    fn dial(&self) -> Result<Connect, Fault> {
+        if self.over_ssh {
+            // libvirt's ssh transport does not check host keys against the configured
+            // ones, and a connection without that check is none.
+            return Err(Fault::new(
+                FaultKind::InvalidConfig,
+                format!(
+                    "provider entry {}: connections over SSH are not supported by this version: \
+                     use a local URI such as qemu:///system",
+                    self.ear.entry
+                ),
+            ));
+        }
+        event_loop::start();
+        let open = Connect::open(Some(&self.ear.uri))
+            .map_err(|error| self.ear.unreachable(error.message()))?;
+        // A driver inside this process has no peer to ping and says so.
+        let _ = open.set_keep_alive(KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_COUNT);
+        Ok(open)
+    }
+
+    fn judge(&self, connection: &Connect, error: &Error) -> Fault {
+        if connection.is_alive().unwrap_or(false) {
+            return Fault::new(FaultKind::DomainFailed, format!("libvirt: {}", error.message()));
+        }
+        self.ear.unreachable(error.message())
+    }
+}
+
+impl Ear {
+    fn connected(&self, version: String) {
+        let Self { entry, uri, .. } = self;
         tracing::info!(
             message_id = journal::PROVIDER_CONNECTED,
-            proxyd_provider = %self.entry,
-            "provider entry {}: connected to {} (libvirt {version})", self.entry, self.uri
+            proxyd_provider = %entry,
+            "provider entry {entry}: connected to {uri} (libvirt {version})"
         );
         self.state.send_replace(LinkState::Connected { version });
-        self.bells.ring_all(&self.entry);
-        Session { _events: Some(events), open: Some(open), failed: None }
+        self.bells.ring_all(entry);
     }
 
     /// Tells once that there is no connection.
@@ -193,34 +232,6 @@ impl Link {
         }
     }
 
-    fn dial(&self) -> Result<Connect, Fault> {
-        if self.over_ssh {
-            // libvirt's ssh transport does not check host keys against the configured
-            // ones, and a connection without that check is none.
-            return Err(Fault::new(
-                FaultKind::InvalidConfig,
-                format!(
-                    "provider entry {}: connections over SSH are not supported by this version: \
-                     use a local URI such as qemu:///system",
-                    self.entry
-                ),
-            ));
-        }
-        event_loop::start();
-        let open =
-            Connect::open(Some(&self.uri)).map_err(|error| self.unreachable(error.message()))?;
-        // A driver inside this process has no peer to ping and says so.
-        let _ = open.set_keep_alive(KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_COUNT);
-        Ok(open)
-    }
-
-    fn judge(&self, connection: &Connect, error: &Error) -> Fault {
-        if connection.is_alive().unwrap_or(false) {
-            return Fault::new(FaultKind::DomainFailed, format!("libvirt: {}", error.message()));
-        }
-        self.unreachable(error.message())
-    }
-
     fn unreachable(&self, why: &str) -> Fault {
         Fault::new(
             FaultKind::ProviderUnavailable,
@@ -234,7 +245,7 @@ impl Link {
     }
 }
 
-impl Listener for Link {
+impl Listener for Ear {
     fn domain(&self, uuid: uuid::Uuid) {
         self.bells.ring(uuid);
     }
@@ -308,12 +319,27 @@ mod tests {
         let first = link.run(|_| Ok(())).await.unwrap_err();
         assert_eq!(first.kind, FaultKind::ProviderUnavailable);
         // Mended, it is still not dialled within the pause.
-        let mended = Link { uri: "test:///default".into(), ..link.clone() };
+        let ear = Ear {
+            entry: settings.name.clone(),
+            uri: "test:///default".into(),
+            state: watch::Sender::new(LinkState::Connecting),
+            bells: Bells::default(),
+        };
+        let mended = Link { ear: Arc::new(ear), ..link.clone() };
         assert_eq!(mended.run(|_| Ok(())).await, Err(first));
         assert!(matches!(*link.state().borrow(), LinkState::Failed { .. }));
         tokio::time::sleep(REDIAL_PAUSE).await;
         mended.run(|_| Ok(())).await.unwrap();
-        assert!(matches!(*link.state().borrow(), LinkState::Connected { .. }));
+        assert!(matches!(*mended.state().borrow(), LinkState::Connected { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_link_that_nobody_holds_is_gone() {
+        let link = Link::new(&settings("default-pool"), Bells::default());
+        link.run(|_| Ok(())).await.unwrap();
+        let session = Arc::downgrade(&link.session);
+        drop(link);
+        assert!(session.upgrade().is_none(), "its own events hold the connection");
     }
 
     #[tokio::test(flavor = "multi_thread")]
