@@ -333,9 +333,10 @@ impl ProxyStatus {
         }
     }
 
-    /// When the named condition last changed.
-    pub fn since(&self, kind: ConditionKind) -> Option<Timestamp> {
-        self.conditions.iter().find(|condition| condition.kind == kind).map(|found| found.since)
+    /// Why the named condition is as it is, in one word.
+    pub fn reason_of(&self, kind: ConditionKind) -> &'static str {
+        let found = self.conditions.iter().find(|condition| condition.kind == kind);
+        found.map(|condition| condition.reason).unwrap_or_default()
     }
 
     /// Takes over a step under way.

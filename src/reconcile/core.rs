@@ -66,6 +66,8 @@ pub(super) struct Core {
     pub(super) succession: Option<Instant>,
     /// Why the last successor was given up.
     pub(super) setback: Option<String>,
+    /// When the base was last looked at.
+    pub(super) base_seen: Option<Instant>,
     /// When the exposure guard last asked.
     pub(super) asked: Option<Asked>,
     /// Since when the guest runs, and since when its address is known: by a clock that
@@ -99,6 +101,7 @@ impl Core {
             stopping: None,
             succession: None,
             setback: None,
+            base_seen: None,
             asked: None,
             running: None,
             reachable: None,
@@ -263,7 +266,9 @@ impl Core {
             status.image_url = wanted.map(|(source, _)| source.url);
             status.image_outdated = outdated;
             status.image_digest = digest;
-            if digest.is_none() || !status.holds(ConditionKind::ImageReady) {
+            // What was found out about the base while its guest ran stays.
+            let unknown = status.reason_of(ConditionKind::ImageReady) == Reason::Queued.as_str();
+            if digest.is_none() || unknown {
                 let reason = if digest.is_some() { Reason::ImageVerified } else { Reason::Queued };
                 status.set(ConditionKind::ImageReady, digest.is_some(), reason, "");
             }

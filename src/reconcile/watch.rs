@@ -17,6 +17,9 @@ const ADDRESS_INTERVAL: Duration = Duration::from_millis(500);
 const BOOT_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a proxy that is coming up is probed.
 const FIRST_PROBES: Duration = Duration::from_secs(1);
+/// How often the base of a running guest is looked at, at most: that takes the pool's
+/// lock.
+const BASE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a proxy whose address is known may stay silent before it is asked why.
 const PROXY_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a running guest's agent is waited for before a DHCP lease or the
@@ -91,8 +94,12 @@ impl Core {
 
     /// A running guest whose base has changed can't be helped, but whoever trusts it
     /// shall know.
-    async fn note_base(&self, provider: &SharedProvider) {
+    async fn note_base(&mut self, provider: &SharedProvider) {
         let Some(base) = self.base(Role::Present) else { return };
+        if self.base_seen.is_some_and(|at| at.elapsed() < BASE_INTERVAL) {
+            return;
+        }
+        self.base_seen = Some(Instant::now());
         match provider.base_unchanged(&base).await {
             Ok(()) => self.publisher.update(&self.record, |status| {
                 status.set(ConditionKind::ImageReady, true, Reason::ImageVerified, "");

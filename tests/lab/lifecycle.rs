@@ -336,6 +336,29 @@ fn its_files_are_removed() {
 
 #[test]
 #[ignore = "needs the lab: make test"]
+fn its_base_changes_under_it() {
+    let guest = Guest::running("ground");
+    let before = guest.id();
+    let base = format!("{POOL}/base-home-blank.raw");
+    let time = HOST.run(&format!("stat -c %y {base}"));
+    // An event has it looked at before its five minutes are over.
+    let look = || HOST.run("virsh -q suspend proxy-ground; virsh -q resume proxy-ground");
+    HOST.run(&format!("touch {base}"));
+    HOST.wait("the change to be told", STEP, || {
+        look();
+        guest.condition("ImageReady").1 == "BaseChanged"
+    });
+    assert_eq!(guest.id(), before, "the guest was touched");
+    assert!(guest.told("Something of a guest was changed or taken"));
+    HOST.run(&format!("touch -d '{time}' {base}"));
+    HOST.wait("the restored base to be told", STEP, || {
+        look();
+        guest.condition("ImageReady").0
+    });
+}
+
+#[test]
+#[ignore = "needs the lab: make test"]
 fn what_is_not_ours_is_never_touched() {
     let nvram = "/var/lib/libvirt/qemu/nvram";
     HOST.run(&format!(
