@@ -368,6 +368,32 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_the_first_version_is_read() {
+        let state = tempfile::tempdir().unwrap();
+        let store = Store::open(state.path()).unwrap();
+        let mut record = record("old");
+        record.builds = 3;
+        record.build = Some(Build::new(record.spec.clone(), Slot::A, 3));
+        store.save(&record).unwrap();
+        let path = store.path(&record.name);
+        let mut json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["version"] = 1.into();
+        for key in ["next", "retired", "power", "restart", "rebuild"] {
+            json.as_object_mut().unwrap().remove(key);
+        }
+        for key in ["slot", "number", "source", "started"] {
+            json["build"].as_object_mut().unwrap().remove(key);
+        }
+        std::fs::write(&path, json.to_string()).unwrap();
+        assert_eq!(store.load().unwrap().0, [record]);
+        json["version"] = 3.into();
+        std::fs::write(&path, json.to_string()).unwrap();
+        let (none, aside) = store.load().unwrap();
+        assert!(none.is_empty() && aside[0].error.contains("its version is 3"), "{aside:?}");
+    }
+
+    #[test]
     fn one_process_at_a_time() {
         let state = tempfile::tempdir().unwrap();
         let first = Store::open(state.path()).unwrap();

@@ -25,7 +25,7 @@ use crate::store::{BaseRef, Build, Record};
 
 /// How often a guest that needs nothing is looked at: libvirt's events tell what
 /// happens, and this is for what they missed.
-pub(super) const RESYNC: Duration = Duration::from_secs(300);
+const RESYNC: Duration = Duration::from_secs(300);
 
 /// When the worker looks again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,14 @@ pub(super) enum Next {
     Park,
     /// Never: the Proxy is gone.
     Gone,
+}
+
+impl Next {
+    /// When something happens, or else after a long while, with a fifth of jitter either
+    /// way so that many Proxies don't come back in step.
+    pub(super) fn resync() -> Self {
+        Self::Wait(RESYNC.mul_f64(0.8 + 0.4 * rand::random::<f64>()))
+    }
 }
 
 pub(super) struct Core {

@@ -103,7 +103,9 @@ impl Publisher {
     ) {
         let reason = missed.map_or(Reason::Answering, |(reason, _)| reason);
         self.update(record, |status| {
-            if held.is_none() && status.reason != Reason::Stopping {
+            // An order may have come meanwhile, whose phase stays.
+            let serving = status.phase == Phase::Ready && status.reason != Reason::Stopping;
+            if held.is_none() && serving {
                 status.doing(Phase::Ready, reason, told);
             }
             let message = missed.map(|(_, message)| message).unwrap_or_default();

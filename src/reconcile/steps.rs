@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::core::{Core, Next, RESYNC, source_of};
+use super::core::{Core, Next, source_of};
 use super::plan::{Role, Step, wanted_size};
 use super::source;
 use crate::image::{ImageSource, Progress, Stage};
@@ -220,7 +220,7 @@ impl Core {
             let message = "off by order: Start brings it back";
             status.doing(Phase::Stopped, Reason::Stopped, message);
         });
-        Ok(Next::Wait(RESYNC))
+        Ok(Next::resync())
     }
 
     /// A disk error passes when its cause does: the guest tries its request again.
@@ -242,7 +242,7 @@ impl Core {
         let fault = self.inquiry(&provider, &guest).paused(reason).await;
         self.publisher.fault(&self.record, &fault, None);
         // An event tells when it goes on.
-        Ok(Next::Wait(RESYNC))
+        Ok(Next::resync())
     }
 
     /// Removes everything there is of the Proxy, but for its record.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::core::{Core, Next, RESYNC};
+use super::core::{Core, Next};
 use super::explain::Explanation;
 use super::plan::{Role, wanted_size};
 use crate::health::{Hop, Verdict};
@@ -43,7 +43,7 @@ impl Core {
         let known = self.publisher.status().address;
         if let Some(address) = known.filter(|_| self.judge.is_answering()) {
             self.serve(address);
-            return Ok(Next::Wait(RESYNC));
+            return Ok(Next::resync());
         }
         let agent_only = elapsed(self.running) < AGENT_PATIENCE;
         match (provider.address(&self.guest(Role::Present), agent_only).await?, known) {
@@ -58,7 +58,7 @@ impl Core {
                 return Ok(Next::Wait(if agent { ADDRESS_INTERVAL } else { BOOT_INTERVAL }));
             }
         }
-        Ok(Next::Wait(RESYNC))
+        Ok(Next::resync())
     }
 
     /// Tells what of the specification the running guest doesn't have yet.
