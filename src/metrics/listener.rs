@@ -1,8 +1,9 @@
 //! The HTTP side: one page, for whoever is on this host.
 
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +39,10 @@ pub async fn serve(at: &MetricsListen, page: Page, stop: CancellationToken) -> i
         MetricsListen::Tcp(address) => Listener::Tcp(TcpListener::bind(address).await?),
         MetricsListen::Unix(path) => {
             remove_stale(path)?;
-            Listener::Unix(UnixListener::bind(path)?)
+            let listener = UnixListener::bind(path)?;
+            // Nothing in it is secret, and who may get at the socket is its directory's to say.
+            std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+            Listener::Unix(listener)
         }
     };
     tokio::spawn(async move { stop.run_until_cancelled(each(listener, page)).await });
@@ -141,6 +145,7 @@ mod tests {
         let stop = CancellationToken::new();
         let page: Page = Arc::new(|| "the page\n".to_owned());
         serve(&MetricsListen::Unix(path.clone()), page, stop.clone()).await.unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o666);
         let got = ask(&path, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
         assert!(got.starts_with("HTTP/1.1 200") && got.ends_with("the page\n"), "{got}");
         let got = ask(&path, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
