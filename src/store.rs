@@ -13,8 +13,8 @@ use uuid::Uuid;
 use crate::config::OnRemoval;
 use crate::files;
 use crate::model::{
-    EntryName, Fault, FaultKind, Guest, ImageFormat, Origin, ProxyName, ProxySpec, Sha256Digest,
-    Slot, Timestamp,
+    EntryName, Fault, FaultKind, Firmware, Guest, ImageFormat, Origin, ProxyName, ProxySpec,
+    Sha256Digest, Slot, Timestamp,
 };
 
 /// The record version that this program writes.
@@ -61,6 +61,9 @@ pub struct Build {
     /// sha256 of the URL that its image came from, which may hold credentials.
     #[serde(default)]
     pub source: Option<Sha256Digest>,
+    /// What boots it, as the configuration had it then: the image may leave it later.
+    #[serde(default)]
+    pub firmware: Option<Firmware>,
     /// The base its overlay backs onto.
     pub base: Option<BaseRef>,
     /// The qcow2 overlay.
@@ -83,7 +86,17 @@ impl Build {
     /// A guest that nothing has been made of yet.
     pub fn new(spec: ProxySpec, slot: Slot, number: u64) -> Self {
         let (overlay, seed) = (Artifact::None, Artifact::None);
-        Self { spec, source: None, base: None, overlay, seed, started: false, slot, number }
+        Self {
+            spec,
+            source: None,
+            firmware: None,
+            base: None,
+            overlay,
+            seed,
+            started: false,
+            slot,
+            number,
+        }
     }
 }
 
@@ -382,7 +395,7 @@ mod tests {
         for key in ["next", "retired", "power", "restart", "rebuild"] {
             json.as_object_mut().unwrap().remove(key);
         }
-        for key in ["slot", "number", "source", "started"] {
+        for key in ["slot", "number", "source", "firmware", "started"] {
             json["build"].as_object_mut().unwrap().remove(key);
         }
         std::fs::write(&path, json.to_string()).unwrap();

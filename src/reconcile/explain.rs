@@ -4,8 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::evidence::{self, Cause, Diagnosis, Known};
-use crate::model::Guest;
-use crate::model::{Fault, FaultKind};
+use crate::model::{Fault, FaultKind, Guest};
 use crate::provider::{DomainView, SharedProvider};
 
 /// How often a guest that is not heard of is looked at anew.
@@ -32,6 +31,15 @@ impl Inquiry<'_> {
              /var/log/libvirt/qemu/{name}.log on its host tell more"
         );
         Fault::new(FaultKind::DomainFailed, text)
+    }
+
+    /// `fault`, with what QEMU said where the guest died while it was started.
+    pub(super) async fn not_started(&self, fault: Fault) -> Fault {
+        if fault.kind != FaultKind::DomainFailed {
+            return fault;
+        }
+        let why = self.end().await.map(|why| format!("; {why}")).unwrap_or_default();
+        Fault::new(fault.kind, format!("{fault}{why}"))
     }
 
     /// The fault of a guest that is paused, which nobody but its operator may undo.

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::core::{Core, Next, source_of};
 use super::plan::{Role, Step, wanted_size};
 use super::source;
-use crate::image::{ImageSource, Progress, Stage};
+use crate::image::{ImageSource, Progress};
 use crate::journal;
 use crate::model::{Fault, FaultKind, Phase, Reason};
 use crate::provider::{DomainView, Observed, Owned, Shape, SharedProvider};
@@ -85,6 +85,7 @@ impl Core {
         self.save_build(role, |build| {
             build.base = Some(base);
             build.source = Some(source_of(&source));
+            build.firmware = Some(firmware);
         })
         .await
     }
@@ -104,10 +105,7 @@ impl Core {
             tokio::select! {
                 done = &mut work => return done,
                 _ = tick.tick() => {
-                    let message = match progress.stage() {
-                        Stage::Examining => "examining the pool's image".to_owned(),
-                        _ => format!("{progress} ({})", source.url),
-                    };
+                    let message = format!("{progress} ({})", source.url);
                     self.doing(role, Reason::FetchingImage, message);
                     if self.agenda.probe_is_due() {
                         self.probe().await;
@@ -163,7 +161,10 @@ impl Core {
         if observed.domain == DomainView::Absent {
             self.doing(role, Reason::DefiningDomain, "defining the domain");
         }
-        let (_, firmware) = self.image(&build.spec)?;
+        let firmware = match build.firmware {
+            Some(firmware) => firmware,
+            None => self.image(&build.spec)?.1,
+        };
         let (size, generation) = (wanted_size(&self.record), self.record.generation);
         let shape = Shape { size, firmware, generation, base };
         self.provider(role)?.define(&self.guest(role), &shape).await?;
@@ -187,7 +188,9 @@ impl Core {
             record.restart = false;
             self.save(record).await?;
         }
-        provider.start(&guest, &base, first).await?;
+        if let Err(fault) = provider.start(&guest, &base, first).await {
+            return Err(self.inquiry(&provider, &guest).not_started(fault).await);
+        }
         if first {
             self.save_build(role, |build| build.started = true).await?;
         }
@@ -226,10 +229,9 @@ impl Core {
     /// A disk error passes when its cause does: the guest tries its request again.
     pub(super) async fn resume(&mut self) -> Result<Next, Fault> {
         let (provider, guest) = (self.provider(Role::Present)?, self.guest(Role::Present));
-        let fault = self.inquiry(&provider, &guest).paused("ioerror").await;
         if std::mem::take(&mut self.resumed) {
             // Between two attempts there is a rest, and the reason is told.
-            return Err(fault);
+            return Err(self.inquiry(&provider, &guest).paused("ioerror").await);
         }
         provider.resume(&guest).await?;
         self.resumed = true;
