@@ -8,7 +8,6 @@ use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
 use zbus::{Connection, ObjectPath, OwnedObjectPath, interface};
 
-use super::auth::Action;
 use super::error::CallError;
 use super::proxy::{checked, endpoint, path};
 use super::value::SpecValue;
@@ -34,19 +33,6 @@ pub(super) struct Manager {
 impl Manager {
     pub(super) fn new(services: Services) -> Self {
         Self { services }
-    }
-
-    async fn authorize(&self, connection: &Connection, call: &Header<'_>) -> Result<(), CallError> {
-        self.authorize_for(Action::ManageProxies, connection, call).await
-    }
-
-    async fn authorize_for(
-        &self,
-        action: Action,
-        connection: &Connection,
-        call: &Header<'_>,
-    ) -> Result<(), CallError> {
-        Ok(self.services.authorizer.check(connection, call, action).await?)
     }
 }
 
@@ -92,7 +78,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath, CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         let name = checked(name)?;
         let settings = self.services.supervisor.configured().settings;
         let spec = spec::parse(spec, settings.only_entry())?;
@@ -114,7 +100,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.delete(&checked(name)?).await?)
     }
 
@@ -133,7 +119,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize_for(Action::ManageImages, connection, &call).await?;
+        self.services.manages_images(connection, &call).await?;
         let entry = EntryName::new(entry).map_err(|error| invalid("entry", &error))?;
         let key = ImageKey::new(key).map_err(|error| invalid("key", &error))?;
         Ok(self.services.supervisor.configured().evict_image(&entry, &key).await?)
@@ -149,7 +135,7 @@ impl Manager {
         #[zbus(header)] call: Header<'_>,
     ) -> Result<Vec<LeftoverRow>, CallError> {
         if !dry_run {
-            self.authorize_for(Action::ManageImages, connection, &call).await?;
+            self.services.manages_images(connection, &call).await?;
         }
         let leftovers = self.services.supervisor.configured().prune_images(dry_run).await?;
         Ok(leftovers.into_iter().map(leftover_row).collect())
@@ -162,7 +148,7 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok((self.services.reloader)().await?)
     }
 

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use zbus::Connection;
 use zbus::connection::Builder;
+use zbus::message::Header;
 
+use self::error::CallError;
 use crate::reconcile::{Event, Supervisor};
 
 pub use auth::{Action, Authorizer, Polkit};
@@ -45,6 +47,26 @@ pub struct Services {
     pub authorizer: Arc<dyn Authorizer>,
     /// Reads the configuration again.
     pub reloader: Reloader,
+}
+
+impl Services {
+    /// Nothing when the caller may change Proxies.
+    async fn manages_proxies(
+        &self,
+        connection: &Connection,
+        call: &Header<'_>,
+    ) -> Result<(), CallError> {
+        Ok(self.authorizer.check(connection, call, Action::ManageProxies).await?)
+    }
+
+    /// Nothing when the caller may change images.
+    async fn manages_images(
+        &self,
+        connection: &Connection,
+        call: &Header<'_>,
+    ) -> Result<(), CallError> {
+        Ok(self.authorizer.check(connection, call, Action::ManageImages).await?)
+    }
 }
 
 /// The connection to the bus. The well-known name is taken by [`Bus::claim`], once the

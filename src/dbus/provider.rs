@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use zbus::message::Header;
 use zbus::{Connection, OwnedObjectPath, interface};
 
-use super::auth::Action;
 use super::error::CallError;
 use super::manager::object_path;
 use super::proxy::{checked, escape};
@@ -45,10 +44,6 @@ impl Provider {
 
     fn link(&self) -> LinkState {
         self.provider.state().borrow().clone()
-    }
-
-    async fn authorize(&self, connection: &Connection, call: &Header<'_>) -> Result<(), CallError> {
-        Ok(self.services.authorizer.check(connection, call, Action::ManageProxies).await?)
     }
 }
 
@@ -105,7 +100,7 @@ impl Provider {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.remove_leftover(&self.settings.name, domain).await?)
     }
 
@@ -118,7 +113,7 @@ impl Provider {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath, CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         let name = checked(name)?;
         spec.insert("Provider".into(), SpecValue::Text(self.settings.name.to_string()));
         let spec = spec::parse(spec, None)?;

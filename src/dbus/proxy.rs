@@ -7,7 +7,6 @@ use zbus::Connection;
 use zbus::interface;
 use zbus::message::Header;
 
-use super::auth::Action;
 use super::error::CallError;
 use super::value::SpecValue;
 use super::{Services, spec};
@@ -33,11 +32,6 @@ impl Proxy {
 
     fn view(&self) -> std::sync::Arc<View> {
         self.handle.view()
-    }
-
-    /// Whether the caller may change the Proxy.
-    async fn authorize(&self, connection: &Connection, call: &Header<'_>) -> Result<(), CallError> {
-        Ok(self.services.authorizer.check(connection, call, Action::ManageProxies).await?)
     }
 }
 
@@ -118,7 +112,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<HashMap<String, String>, CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         let change = |before: &ProxySpec| spec::merge(spec, before);
         let changes = self.services.supervisor.update(self.handle.name(), change).await?;
         let row = |change: Change| (change.key.to_owned(), change.effect.as_str().to_owned());
@@ -131,7 +125,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.set_running(self.handle.name(), true).await?)
     }
 
@@ -142,7 +136,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.set_running(self.handle.name(), false).await?)
     }
 
@@ -152,7 +146,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.restart(self.handle.name()).await?)
     }
 
@@ -163,7 +157,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.rebuild(self.handle.name(), None).await?)
     }
 
@@ -177,7 +171,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         let overlap = overlap(options)?;
         Ok(self.services.supervisor.rebuild(self.handle.name(), overlap).await?)
     }
@@ -190,7 +184,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(bool, String), CallError> {
-        self.authorize(connection, &call).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.probe(self.handle.name()).await?)
     }
 
@@ -201,7 +195,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.services.authorizer.check(connection, &call, Action::ManageProxies).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.delete(self.handle.name()).await?)
     }
 
@@ -214,7 +208,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<String, CallError> {
-        self.services.authorizer.check(connection, &call, Action::ManageProxies).await?;
+        self.services.manages_proxies(connection, &call).await?;
         Ok(self.services.supervisor.evidence(self.handle.name()).await?)
     }
 
@@ -226,7 +220,7 @@ impl Proxy {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<Vec<u8>, CallError> {
-        self.services.authorizer.check(connection, &call, Action::ManageProxies).await?;
+        self.services.manages_proxies(connection, &call).await?;
         let limit = bytes.min(MAX_CONSOLE);
         Ok(self.services.supervisor.console(self.handle.name(), limit).await?)
     }

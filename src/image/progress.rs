@@ -43,22 +43,24 @@ struct Counters {
 impl Progress {
     /// Enters a stage of `total` bytes; 0 when that isn't known.
     pub fn enter(&self, stage: Stage, total: u64) {
-        self.0.done.store(0, Ordering::Relaxed);
+        let mut present = self.0.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = self.0.done.swap(0, Ordering::Relaxed);
+        if *present == Stage::Downloading {
+            self.0.downloaded.fetch_add(done, Ordering::Relaxed);
+        }
         self.0.total.store(total, Ordering::Relaxed);
-        *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        *present = stage;
     }
 
     /// Counts `bytes` more as done.
     pub fn advance(&self, bytes: usize) {
         self.0.done.fetch_add(bytes as u64, Ordering::Relaxed);
-        if self.stage() == Stage::Downloading {
-            self.0.downloaded.fetch_add(bytes as u64, Ordering::Relaxed);
-        }
     }
 
     /// Bytes that were downloaded, in all stages and attempts.
     pub fn downloaded(&self) -> u64 {
-        self.0.downloaded.load(Ordering::Relaxed)
+        let now = if self.stage() == Stage::Downloading { self.bytes_done() } else { 0 };
+        self.0.downloaded.load(Ordering::Relaxed) + now
     }
 
     /// Bytes done in the present stage.
@@ -104,4 +106,22 @@ fn size(bytes: u64) -> String {
         return format!("{} KiB", bytes >> 10);
     }
     format!("{} MiB", bytes >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_came_over_the_network_counts_as_downloaded() {
+        let progress = Progress::default();
+        for (stage, bytes) in [(Stage::Hashing, 7), (Stage::Downloading, 10), (Stage::Copying, 5)] {
+            progress.enter(stage, 0);
+            progress.advance(bytes);
+        }
+        assert_eq!((progress.downloaded(), progress.bytes_done()), (10, 5));
+        progress.enter(Stage::Downloading, 0);
+        progress.advance(3);
+        assert_eq!(progress.downloaded(), 13);
+    }
 }

@@ -19,4 +19,5 @@ pub use secret::Secret;
 pub use spec::{Effect, ImageChoice, Origin, ProxySpec, Slot};
 pub use status::{
     Address, AddressSource, Condition, ConditionKind, Phase, ProxyStatus, Reason, Timestamp,
+    is_link_local,
 };

@@ -185,6 +185,14 @@ impl AddressSource {
     }
 }
 
+/// Whether `address` means something on one link alone.
+pub fn is_link_local(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
 /// A guest's address and where it was learnt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {

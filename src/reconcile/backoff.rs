@@ -24,7 +24,12 @@ fn ceiling(kind: FaultKind) -> Duration {
 /// Proxies don't come back in step. `jitter` is in `0.0..1.0`.
 pub fn delay(kind: FaultKind, attempt: u32, jitter: f64) -> Duration {
     let doubled = Duration::from_secs(1 << attempt.saturating_sub(1).min(16));
-    doubled.min(ceiling(kind)).mul_f64(0.8 + 0.4 * jitter.clamp(0.0, 1.0))
+    jittered(doubled.min(ceiling(kind)), jitter)
+}
+
+/// `delay` with a fifth of jitter either way. `jitter` is in `0.0..1.0`.
+pub fn jittered(delay: Duration, jitter: f64) -> Duration {
+    delay.mul_f64(0.8 + 0.4 * jitter.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::model::{
     Sha256Digest, Timestamp,
 };
 use crate::provider::{DomainView, Observed, SharedProvider, Size};
-use crate::store::{BaseRef, Build, Record};
+use crate::store::{BaseRef, Build, Power, Rebuild, Record};
 
 /// How often a guest that needs nothing is looked at: libvirt's events tell what
 /// happens, and this is for what they missed.
@@ -41,10 +41,9 @@ pub(super) enum Next {
 }
 
 impl Next {
-    /// When something happens, or else after a long while, with a fifth of jitter either
-    /// way so that many Proxies don't come back in step.
+    /// When something happens, or else after a long while, not in step with others.
     pub(super) fn resync() -> Self {
-        Self::Wait(RESYNC.mul_f64(0.8 + 0.4 * rand::random::<f64>()))
+        Self::Wait(backoff::jittered(RESYNC, rand::random()))
     }
 }
 
@@ -319,10 +318,7 @@ impl Core {
     /// Whether the present guest is on its way out, or down, by an order.
     fn is_ordered_away(&self) -> bool {
         let Record { deleting, restart, rebuild, power, .. } = &self.record;
-        *deleting
-            || *restart
-            || *rebuild == Some(crate::store::Rebuild::Plain)
-            || *power == crate::store::Power::Off
+        *deleting || *restart || *rebuild == Some(Rebuild::Plain) || *power == Power::Off
     }
 
     pub(super) fn build(&self, role: Role) -> Option<&Build> {

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::agenda::Asked;
 use super::core::Core;
 use crate::health::{Prober, Target, Verdict};
-use crate::model::{Address, ConditionKind, ProxySpec, Reason};
+use crate::model::{Address, ConditionKind, ProxySpec, Reason, is_link_local};
 
 /// How often it is asked.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -66,13 +66,6 @@ fn stranger(own: &[IpAddr], allowed: &[IpNet], guest: IpAddr) -> Option<IpAddr> 
             && !allowed.iter().any(|network| network.contains(*address))
     };
     own.iter().find(is_stranger).copied()
-}
-
-fn is_link_local(address: &IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    }
 }
 
 /// The addresses of this host.

@@ -35,7 +35,7 @@ use crate::model::{
     Timestamp,
 };
 use crate::provider::{Bells, Registry};
-use crate::store::{Power, Record, Store};
+use crate::store::{Record, Store};
 
 pub use self::leftovers::Leftover;
 pub use supervisor::{Created, Event, Supervisor, Surroundings};
@@ -47,8 +47,6 @@ pub struct View {
     pub uuid: Uuid,
     /// The place of its present guest.
     pub slot: Slot,
-    /// Whether its guest shall run.
-    pub power: Power,
     /// Counts its specifications.
     pub generation: u64,
     /// What it shall be.

@@ -4,7 +4,7 @@ use super::core::Core;
 use super::succession::PATIENCE;
 use super::{Change, Command, Order};
 use crate::journal;
-use crate::model::{Effect, Fault, FaultKind, Phase, Reason};
+use crate::model::{Effect, Fault, FaultKind, Phase, ProxySpec, Reason};
 use crate::store::{Power, Rebuild, Record};
 
 impl Core {
@@ -101,7 +101,7 @@ fn apply(record: &mut Record, order: Order) -> Result<Vec<Change>, Fault> {
     Ok(Vec::new())
 }
 
-fn respec(record: &mut Record, spec: crate::model::ProxySpec) -> Vec<Change> {
+fn respec(record: &mut Record, spec: ProxySpec) -> Vec<Change> {
     let changes = spec.changes(&record.spec).into_iter();
     let changes: Vec<_> = changes.map(|(key, effect)| Change { key, effect }).collect();
     if record.spec != spec {

@@ -231,7 +231,6 @@ fn view(record: &Record, status: ProxyStatus) -> View {
     View {
         uuid: record.uuid,
         slot: record.slot(),
-        power: record.power,
         generation: record.generation,
         spec: record.spec.clone(),
         origin: record.origin,

@@ -8,7 +8,7 @@ use virt::error::ErrorNumber;
 use virt::sys;
 
 use super::connection::{CallError, is};
-use crate::model::{Address, AddressSource};
+use crate::model::{Address, AddressSource, is_link_local};
 use crate::provider::AddressView;
 
 const SOURCES: [(AddressSource, sys::virDomainInterfaceAddressesSource); 3] = [
@@ -84,11 +84,10 @@ pub(super) fn pick(interfaces: &[Interface], mac: &str) -> Option<(IpAddr, u8)> 
 }
 
 fn is_usable(address: &IpAddr) -> bool {
-    let local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !(local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
+    !(is_link_local(address)
+        || address.is_loopback()
+        || address.is_unspecified()
+        || address.is_multicast())
 }
 
 #[cfg(test)]

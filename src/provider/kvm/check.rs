@@ -1,11 +1,13 @@
 //! The preflight, row by row: what guests need of a host, whether or not there are any.
 
+use std::sync::Arc;
+
 use virt::connect::Connect;
 
-use super::connection::{CallError, Link};
+use super::connection::{CallError, Link, shown_version};
 use super::host;
-use crate::config::ProviderSettings;
-use crate::model::{Fault, Firmware};
+use crate::config::{NetworkAttachment, ProviderSettings, VirtType};
+use crate::model::{Fault, FaultKind, Firmware};
 use crate::provider::Check;
 
 /// A pool with less room than this holds no base.
@@ -16,15 +18,13 @@ const LEAST_FREE: u64 = 1 << 30;
 /// can be published.
 pub(super) async fn all(
     link: &Link,
-    settings: &std::sync::Arc<ProviderSettings>,
+    settings: &Arc<ProviderSettings>,
     writable: Result<String, Fault>,
 ) -> Vec<Check> {
     let uri = settings.uri.clone();
     let version = link.run(|connection| Ok(connection.lib_version()?)).await;
-    let connected = version.map(|version| {
-        let (major, minor) = (version / 1_000_000, version / 1000 % 1000);
-        format!("{uri} answers, libvirt {major}.{minor}")
-    });
+    let connected =
+        version.map(|version| format!("{uri} answers, libvirt {}", shown_version(version)));
     let mut rows = vec![row("connection", connected)];
     if rows.iter().any(|row| !row.passed) {
         return rows;
@@ -61,14 +61,14 @@ fn space(connection: &Connect, settings: &ProviderSettings) -> Result<String, Ca
         return Ok(text);
     }
     let text = format!("{text}: free some, a cloud image needs about {} MiB", LEAST_FREE >> 20);
-    Err(Fault::new(crate::model::FaultKind::NoSpace, text).into())
+    Err(Fault::new(FaultKind::NoSpace, text).into())
 }
 
 fn network(connection: &Connect, settings: &ProviderSettings) -> Result<String, CallError> {
     host::network(connection, settings)?;
     Ok(match &settings.network {
-        crate::config::NetworkAttachment::Network(name) => format!("{name} is active"),
-        crate::config::NetworkAttachment::Bridge(name) => {
+        NetworkAttachment::Network(name) => format!("{name} is active"),
+        NetworkAttachment::Bridge(name) => {
             format!("the bridge {name} is looked at when a guest starts")
         }
     })
@@ -82,12 +82,12 @@ fn firmware(connection: &Connect, settings: &ProviderSettings) -> Result<String,
 /// Software emulation is a pass only where it was asked for.
 fn kvm(connection: &Connect, settings: &ProviderSettings) -> Result<String, CallError> {
     let found = host::virtualisation(connection, settings)?.domain_type;
-    if found == "kvm" || settings.virt_type == crate::config::VirtType::Qemu {
+    if found == "kvm" || settings.virt_type == VirtType::Qemu {
         return Ok(format!("guests run as {found}"));
     }
     let text = format!(
         "guests run as {found}, which is slow: enable virtualisation in the host's firmware and \
          load the kvm module, or set virtType to \"qemu\" if this is meant"
     );
-    Err(Fault::new(crate::model::FaultKind::ProviderUnavailable, text).into())
+    Err(Fault::new(FaultKind::ProviderUnavailable, text).into())
 }

@@ -257,7 +257,7 @@ impl Listener for Ear {
 }
 
 /// libvirt's number for a version, as people write it.
-fn shown_version(version: u32) -> String {
+pub(super) fn shown_version(version: u32) -> String {
     format!("{}.{}.{}", version / 1_000_000, version / 1000 % 1000, version % 1000)
 }
 

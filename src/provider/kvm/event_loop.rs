@@ -51,14 +51,29 @@ fn beat() {
 
 /// For how long the loop has not turned, when that is too long.
 pub(super) fn stuck() -> Option<Duration> {
-    let last = LAST.load(Ordering::Relaxed);
-    let still = BEGINNING.elapsed().saturating_sub(Duration::from_millis(last));
+    silence(LAST.load(Ordering::Relaxed), BEGINNING.elapsed())
+}
+
+/// The time from the `last` turn until `now`, when that is too long.
+fn silence(last: u64, now: Duration) -> Option<Duration> {
+    let still = now.saturating_sub(Duration::from_millis(last));
     (last > 0 && still > STUCK).then_some(still)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_loop_that_does_not_turn_is_noticed_once_it_was_started() {
+        let long = STUCK + Duration::from_secs(5);
+        assert_eq!(silence(0, long), None);
+        assert_eq!(silence(1, STUCK), None);
+        assert_eq!(
+            silence(5000, long + Duration::from_secs(1)),
+            Some(STUCK + Duration::from_secs(1))
+        );
+    }
 
     #[test]
     fn the_loop_turns() {
