@@ -107,6 +107,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     reload.pages.serve().await;
     let bus = serve(&options, &reload, presented).await?;
     reload.supervisor.resume(records).await;
+    bus.present_images(&reload.supervisor).await.context("the images can't be presented")?;
     bus.claim().await.with_context(|| {
         format!("the bus name {} can't be taken (is the bus policy installed?)", dbus::BUS_NAME)
     })?;

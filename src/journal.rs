@@ -40,6 +40,10 @@ pub const PROVIDER_LOST: &str = "35986bd3ba424cb49cbb3de41003181e";
 pub const IMAGE_READY: &str = "4def6f5d728f43ab8b7d8b77c684c868";
 /// A base image, or what was left of one, was removed from its pool.
 pub const IMAGE_REMOVED: &str = "dd01f5b5ee174166b382b5fb16e05192";
+/// A job has ended, done or called off.
+pub const JOB_ENDED: &str = "3bdaef15f0154669af591a9af2a95edd";
+/// A job could not do what it was for.
+pub const JOB_FAILED: &str = "f33c040fc6b849efbd3f17d02ffac844";
 /// The configuration was read again.
 pub const RELOADED: &str = "0c7f5012ce1048c2bec7e6dfba466f77";
 /// The configuration was refused, and the old one stays.
@@ -48,7 +52,7 @@ pub const RELOAD_REFUSED: &str = "2538267c1e8e47eeb51a57384eb7ef4b";
 pub const RECORD_SET_ASIDE: &str = "747248033fac4f2b85f403e072ec4ea5";
 
 /// Every message id, for the test that compares them with the catalog.
-pub const ALL_IDS: [&str; 20] = [
+pub const ALL_IDS: [&str; 22] = [
     PROXY_NEW,
     PROXY_REMOVED,
     PHASE_CHANGED,
@@ -66,6 +70,8 @@ pub const ALL_IDS: [&str; 20] = [
     PROVIDER_LOST,
     IMAGE_READY,
     IMAGE_REMOVED,
+    JOB_ENDED,
+    JOB_FAILED,
     RELOADED,
     RELOAD_REFUSED,
     RECORD_SET_ASIDE,

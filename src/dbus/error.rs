@@ -4,7 +4,7 @@ use zbus::DBusError;
 use zbus::message::{Header, Message};
 use zbus::names::ErrorName;
 
-use crate::model::Fault;
+use crate::model::{Fault, FaultKind};
 
 /// A fault on its way to the caller.
 #[derive(Debug)]
@@ -15,9 +15,13 @@ pub(super) struct CallError {
 
 impl From<Fault> for CallError {
     fn from(fault: Fault) -> Self {
-        let name = format!("org.proxyd1.Error.{}", fault.kind.name());
-        Self { name, message: fault.message }
+        Self { name: name(fault.kind), message: fault.message }
     }
+}
+
+/// The D-Bus name of an error of `kind`.
+pub(super) fn name(kind: FaultKind) -> String {
+    format!("org.proxyd1.Error.{}", kind.name())
 }
 
 impl DBusError for CallError {

@@ -9,11 +9,13 @@ use zbus::object_server::SignalEmitter;
 use zbus::{Connection, ObjectPath, OwnedObjectPath, interface};
 
 use super::error::CallError;
-use super::proxy::{checked, endpoint, path};
+use super::proxy::{checked, endpoint};
 use super::value::SpecValue;
-use super::{Services, spec};
+use super::{Services, path, spec};
 use crate::image::Leftover;
-use crate::model::{EntryName, Fault, FaultKind, ImageKey, ProxyName};
+use crate::model::{
+    EntryName, Fault, FaultKind, ImageChoice, ImageId, ImageKey, ProxyName, ProxySpec,
+};
 use crate::reconcile::Handle;
 
 /// Reads the configuration again; an error leaves the old one in force.
@@ -34,6 +36,17 @@ impl Manager {
     pub(super) fn new(services: Services) -> Self {
         Self { services }
     }
+
+    /// Name and specification of a Proxy that is to be.
+    fn proposed(
+        &self,
+        name: &str,
+        spec: HashMap<String, SpecValue>,
+    ) -> Result<(ProxyName, ProxySpec), Fault> {
+        let name = checked(name)?;
+        let settings = self.services.supervisor.configured().settings;
+        Ok((name, spec::parse(spec, settings.only_entry())?))
+    }
 }
 
 fn invalid(argument: &str, error: &dyn std::fmt::Display) -> Fault {
@@ -44,10 +57,10 @@ fn leftover_row(leftover: Leftover) -> LeftoverRow {
     (leftover.path.to_string_lossy().into_owned(), leftover.bytes, leftover.reason)
 }
 
-/// The object path of `name` as a typed path.
-pub(super) fn object_path(name: &ProxyName) -> OwnedObjectPath {
-    // `path` escapes everything that a path may not hold.
-    ObjectPath::from_string_unchecked(path(name)).into()
+fn image_id(entry: &str, key: &str) -> Result<ImageId, Fault> {
+    let entry = EntryName::new(entry).map_err(|error| invalid("entry", &error))?;
+    let key = ImageKey::new(key).map_err(|error| invalid("key", &error))?;
+    Ok(ImageId { entry, key })
 }
 
 fn row(handle: &Handle) -> ProxyRow {
@@ -58,7 +71,7 @@ fn row(handle: &Handle) -> ProxyRow {
         view.status.healthy(),
         view.spec.provider.to_string(),
         endpoint(&view),
-        object_path(handle.name()),
+        path::proxy(handle.name()),
     )
 }
 
@@ -79,17 +92,33 @@ impl Manager {
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath, CallError> {
         self.services.manages_proxies(connection, &call).await?;
-        let name = checked(name)?;
-        let settings = self.services.supervisor.configured().settings;
-        let spec = spec::parse(spec, settings.only_entry())?;
+        let (name, spec) = self.proposed(name, spec)?;
         let created = self.services.supervisor.create(name, spec).await?;
-        Ok(object_path(created.handle().name()))
+        Ok(path::proxy(created.handle().name()))
+    }
+
+    /// Tells what CreateProxy would do with the same arguments, as JSON, and what would
+    /// keep it from that, as the error it would give. Changes nothing. The server of an
+    /// image that isn't in the pool is asked for its size; where that is a URL of the
+    /// caller's own, this needs the right to manage Proxies.
+    async fn plan_proxy(
+        &self,
+        name: &str,
+        spec: HashMap<String, SpecValue>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<String, CallError> {
+        let (name, spec) = self.proposed(name, spec)?;
+        if matches!(spec.image, ImageChoice::Url { .. }) {
+            self.services.manages_proxies(connection, &call).await?;
+        }
+        Ok(self.services.supervisor.plan(&name, spec).await?)
     }
 
     /// The object of the Proxy `name`.
     async fn get_proxy(&self, name: &str) -> Result<OwnedObjectPath, CallError> {
         let handle = self.services.supervisor.get(&checked(name)?)?;
-        Ok(object_path(handle.name()))
+        Ok(path::proxy(handle.name()))
     }
 
     /// Removes a Proxy with its domain, NVRAM, overlay, seed and console log. The
@@ -109,6 +138,36 @@ impl Manager {
         self.services.supervisor.list().iter().map(row).collect()
     }
 
+    /// Begins to have an image in the storage pool of a provider entry, before a Proxy
+    /// needs it, and returns the job that does it: the one under way when there is one.
+    async fn fetch_image(
+        &self,
+        entry: &str,
+        key: &str,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<OwnedObjectPath, CallError> {
+        self.services.manages_images(connection, &call).await?;
+        let job = self.services.supervisor.fetch_image(&image_id(entry, key)?).await?;
+        Ok(path::job(job.id))
+    }
+
+    /// Begins to hash the base of an image, and returns the job that does it: the one
+    /// under way when there is one. The job fails with
+    /// org.proxyd1.Error.BaseChanged when the base is damaged; no guest is started on
+    /// it then.
+    async fn verify_image(
+        &self,
+        entry: &str,
+        key: &str,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(header)] call: Header<'_>,
+    ) -> Result<OwnedObjectPath, CallError> {
+        self.services.manages_images(connection, &call).await?;
+        let job = self.services.supervisor.verify_image(&image_id(entry, key)?).await?;
+        Ok(path::job(job.id))
+    }
+
     /// Removes an image's base from the storage pool of a provider entry. In use it
     /// stays (org.proxyd1.Error.ImageInUse names the users). It is fetched again when
     /// a Proxy needs it.
@@ -120,9 +179,7 @@ impl Manager {
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
         self.services.manages_images(connection, &call).await?;
-        let entry = EntryName::new(entry).map_err(|error| invalid("entry", &error))?;
-        let key = ImageKey::new(key).map_err(|error| invalid("key", &error))?;
-        Ok(self.services.supervisor.configured().evict_image(&entry, &key).await?)
+        Ok(self.services.supervisor.evict_image(&image_id(entry, key)?).await?)
     }
 
     /// Removes bases and leftovers that are proxyd's and that nothing uses, or, as a
@@ -137,7 +194,7 @@ impl Manager {
         if !dry_run {
             self.services.manages_images(connection, &call).await?;
         }
-        let leftovers = self.services.supervisor.configured().prune_images(dry_run).await?;
+        let leftovers = self.services.supervisor.prune_images(dry_run).await?;
         Ok(leftovers.into_iter().map(leftover_row).collect())
     }
 
@@ -166,5 +223,21 @@ impl Manager {
         emitter: &SignalEmitter<'_>,
         name: &str,
         path: ObjectPath<'_>,
+    ) -> zbus::Result<()>;
+
+    /// A job has begun.
+    #[zbus(signal)]
+    pub(super) async fn job_new(
+        emitter: &SignalEmitter<'_>,
+        job: ObjectPath<'_>,
+    ) -> zbus::Result<()>;
+
+    /// A job has ended: done, canceled or failed. Its object tells why for 10 seconds
+    /// more.
+    #[zbus(signal)]
+    pub(super) async fn job_removed(
+        emitter: &SignalEmitter<'_>,
+        job: ObjectPath<'_>,
+        result: &str,
     ) -> zbus::Result<()>;
 }

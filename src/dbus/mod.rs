@@ -1,10 +1,14 @@
 //! The D-Bus face of the daemon: `org.proxyd1` on the system bus. Calls return at
 //! once; getters read snapshots, so they neither fail nor block.
 
+mod announce;
 mod auth;
 mod error;
+mod image;
+mod job;
 mod manager;
 mod objects;
+mod path;
 mod provider;
 mod proxy;
 mod spec;
@@ -13,11 +17,12 @@ mod value;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zbus::Connection;
 use zbus::connection::Builder;
 use zbus::message::Header;
+use zbus::{Connection, OwnedObjectPath};
 
 use self::error::CallError;
+use crate::model::{EntryName, ImageId, ImageKey, InvalidIdentifier};
 use crate::reconcile::{Event, Supervisor};
 
 pub use auth::{Action, Authorizer, Polkit};
@@ -33,9 +38,17 @@ pub const ROOT_PATH: &str = "/org/proxyd1";
 ///
 /// # Errors
 /// That `entry` is no identifier.
-pub fn provider_path(entry: &str) -> Result<String, String> {
-    let entry = crate::model::EntryName::new(entry).map_err(|error| error.to_string())?;
-    Ok(provider::path(&entry))
+pub fn provider_path(entry: &str) -> Result<OwnedObjectPath, InvalidIdentifier> {
+    Ok(path::provider(&EntryName::new(entry)?))
+}
+
+/// The object path of image `key` of a provider entry.
+///
+/// # Errors
+/// That one of them is no identifier.
+pub fn image_path(entry: &str, key: &str) -> Result<OwnedObjectPath, InvalidIdentifier> {
+    let (entry, key) = (EntryName::new(entry)?, ImageKey::new(key)?);
+    Ok(path::image(&ImageId { entry, key }))
 }
 
 /// What the interfaces need of the daemon.
@@ -87,12 +100,20 @@ impl Bus {
         Ok(Self { connection })
     }
 
-    /// Presents the provider entries, and from then on entries and Proxies as they come
-    /// and go, until the supervisor is gone.
+    /// Presents the provider entries, and from then on entries, Proxies and jobs as they
+    /// come and go, until the supervisor is gone.
     pub async fn present(&self, services: Services, events: mpsc::Receiver<Event>) {
         let mut objects = objects::Objects::new(self.connection.clone(), services);
         objects.entries().await;
         tokio::spawn(objects.follow(events));
+    }
+
+    /// Presents the images, and from then on as they come, change and go.
+    pub async fn present_images(&self, supervisor: &Supervisor) -> zbus::Result<()> {
+        let mut gallery = image::Gallery::new(self.connection.clone(), supervisor.watch_images());
+        gallery.present().await?;
+        tokio::spawn(gallery.follow());
+        Ok(())
     }
 
     /// Takes the well-known name.

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use zbus::message::Header;
 use zbus::{Connection, OwnedObjectPath, interface};
 
+use super::announce::Announcer;
 use super::error::CallError;
-use super::manager::object_path;
-use super::proxy::{checked, escape};
+use super::proxy::checked;
 use super::value::SpecValue;
-use super::{Services, spec};
+use super::{Services, path, spec};
 use crate::config::ProviderSettings;
 use crate::model::EntryName;
 use crate::provider::{LinkState, SharedProvider};
@@ -28,11 +28,6 @@ pub(super) struct Provider {
     services: Services,
 }
 
-/// The object path of an entry.
-pub(super) fn path(entry: &EntryName) -> String {
-    format!("{}/provider/{}", super::ROOT_PATH, escape(entry.as_str()))
-}
-
 impl Provider {
     pub(super) fn new(
         settings: ProviderSettings,
@@ -48,20 +43,11 @@ impl Provider {
 }
 
 /// Tells of the connection's changes, until the entry is gone.
-pub(super) async fn changes(connection: Connection, path: String, provider: SharedProvider) {
+async fn changes(mut announcer: Announcer, provider: SharedProvider) {
     let mut state = provider.state();
     while state.changed().await.is_ok() {
         state.borrow_and_update();
-        let server = connection.object_server();
-        let Ok(object) = server.interface::<_, Provider>(path.as_str()).await else { return };
-        let emitter = object.signal_emitter();
-        let shown = object.get().await;
-        let told = async {
-            shown.state_changed(emitter).await?;
-            shown.message_changed(emitter).await?;
-            shown.libvirt_version_changed(emitter).await
-        };
-        if told.await.is_err() {
+        if announcer.tell::<Provider>().await.is_err() {
             return;
         }
     }
@@ -118,7 +104,7 @@ impl Provider {
         spec.insert("Provider".into(), SpecValue::Text(self.settings.name.to_string()));
         let spec = spec::parse(spec, None)?;
         let handle = self.services.supervisor.adopt(name, spec).await?;
-        Ok(object_path(handle.name()))
+        Ok(path::proxy(handle.name()))
     }
 
     /// The entry's name.
@@ -182,13 +168,14 @@ pub(super) async fn add(
     provider: &SharedProvider,
     services: &Services,
 ) -> zbus::Result<tokio::task::AbortHandle> {
-    let path = path(&settings.name);
+    let path = path::provider(&settings.name);
     let object = Provider::new(settings.clone(), provider.clone(), services.clone());
-    connection.object_server().at(path.as_str(), object).await?;
-    Ok(tokio::spawn(changes(connection.clone(), path, provider.clone())).abort_handle())
+    connection.object_server().at(&path, object).await?;
+    let announcer = Announcer::new::<Provider>(connection, &path).await?;
+    Ok(tokio::spawn(changes(announcer, provider.clone())).abort_handle())
 }
 
 /// Removes an entry's object.
 pub(super) async fn remove(connection: &Connection, entry: &EntryName) -> zbus::Result<()> {
-    connection.object_server().remove::<Provider, _>(path(entry).as_str()).await.map(drop)
+    connection.object_server().remove::<Provider, _>(path::provider(entry)).await.map(drop)
 }

@@ -35,26 +35,8 @@ impl Proxy {
     }
 }
 
-/// The object path of a Proxy. A name holds only letters, digits and hyphens; a
-/// hyphen, and a digit in front, are escaped as sd-bus does (`sd_bus_path_encode(3)`).
-pub(super) fn path(name: &ProxyName) -> String {
-    format!("{}/proxy/{}", super::ROOT_PATH, escape(name.as_str()))
-}
-
 pub(super) fn checked(name: &str) -> Result<ProxyName, Fault> {
     ProxyName::new(name).map_err(|error| Fault::new(FaultKind::InvalidArgument, error.to_string()))
-}
-
-pub(super) fn escape(label: &str) -> String {
-    let mut escaped = String::with_capacity(label.len());
-    for (index, byte) in label.bytes().enumerate() {
-        if byte.is_ascii_alphabetic() || (index > 0 && byte.is_ascii_digit()) {
-            escaped.push(char::from(byte));
-        } else {
-            escaped.push_str(&format!("_{byte:02x}"));
-        }
-    }
-    escaped
 }
 
 /// The endpoint of a Proxy whose address is known, else nothing.
@@ -364,17 +346,5 @@ impl Proxy {
     #[zbus(property(emits_changed_signal = "const"))]
     fn created_at(&self) -> u64 {
         self.view().created_at.as_micros()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_escaped_as_sd_bus_does() {
-        let path = |name| path(&ProxyName::new(name).unwrap());
-        assert_eq!(path("a-b"), "/org/proxyd1/proxy/a_2db");
-        assert_eq!(path("9a9"), "/org/proxyd1/proxy/_39a9");
     }
 }

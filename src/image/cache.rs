@@ -13,7 +13,7 @@ use super::pool::{DirectoryPool, ImageLock};
 use super::progress::{Progress, Stage};
 use super::prove::{self, Proof};
 use super::publish::{self, Debris};
-use super::{BaseUsers, ImageSource, Leftover, copy, evict, prune, verify};
+use super::{BaseUsers, ImageSource, Leftover, Sighting, copy, evict, prune, sighting, verify};
 use crate::model::{EntryName, Fault, ImageFormat, ImageKey, Pin, Sha256Digest};
 use crate::tasks;
 
@@ -159,6 +159,19 @@ impl Cache {
             prune::prune(&cache.pool, &entry, &offered, &*cache.users, dry_run)
         })
         .await
+    }
+
+    /// Looks how the images `wanted` of `entry` stand, and which others of it are there.
+    ///
+    /// # Errors
+    /// `PoolUnavailable`.
+    pub async fn survey(
+        &self,
+        entry: &EntryName,
+        wanted: Vec<ImageSource>,
+    ) -> Result<Vec<Sighting>, Fault> {
+        let entry = entry.clone();
+        self.blocking(move |cache| sighting::survey(&cache.pool, &entry, &wanted)).await
     }
 
     fn fetcher(&self) -> Fetcher {

@@ -20,23 +20,25 @@ mod prove;
 mod prune;
 mod publish;
 mod rules;
+mod sighting;
 mod spool;
 mod steps;
 mod verify;
 
 use std::path::PathBuf;
 
-use crate::model::{EntryName, Fault, ImageFormat, ImageKey, Pin, ResourceUrl};
+use crate::model::{EntryName, Fault, ImageFormat, ImageId, ImageKey, Pin, ResourceUrl};
 
 pub use cache::{Base, Cache};
 pub use examine::check_unchanged;
 pub use fetch::{Fetcher, Verified};
 pub use marker::{MARKER_VOLUME_SIZE, Marker, MarkerState, Validators};
-pub use name::{base_file_name, marker_file_name};
+pub use name::{base_file_name, base_of_marker, marker_file_name};
 pub use pool::{DirectoryPool, PoolFence};
 pub use progress::{Progress, Stage};
 pub use prune::Leftover;
 pub use rules::{Verdict, judge, of_later_version};
+pub use sighting::{Seen, Sighting, Standing, unasked};
 pub use spool::Spool;
 
 /// An image of a provider entry: its identity, and where it comes from.
@@ -55,6 +57,11 @@ pub struct ImageSource {
 }
 
 impl ImageSource {
+    /// Which it is.
+    pub fn id(&self) -> ImageId {
+        ImageId { entry: self.entry.clone(), key: self.key.clone() }
+    }
+
     /// The name of its base in a pool.
     pub fn base_name(&self) -> String {
         base_file_name(&self.entry, &self.key, self.format)

@@ -28,6 +28,11 @@ pub(super) fn base_of_lock(name: &str) -> Option<&str> {
     name.strip_suffix(".lock").filter(|base| is_base(base))
 }
 
+/// The base whose marker `name` is.
+pub fn base_of_marker(name: &str) -> Option<&str> {
+    name.strip_suffix(".json").filter(|base| is_base(base))
+}
+
 /// Whether `name` can be that of a base.
 pub(super) fn is_base(name: &str) -> bool {
     let stem =

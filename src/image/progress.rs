@@ -1,8 +1,10 @@
 //! How far the work on an image has come, for whoever waits for it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
 
 /// What is being done with an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -34,22 +36,29 @@ pub struct Progress(Arc<Counters>);
 
 #[derive(Debug, Default)]
 struct Counters {
-    stage: Mutex<Stage>,
+    stage: watch::Sender<Stage>,
     done: AtomicU64,
     total: AtomicU64,
     downloaded: AtomicU64,
+    /// Of the last stage whose bytes were counted.
+    measured: (AtomicU64, AtomicU64),
 }
 
 impl Progress {
     /// Enters a stage of `total` bytes; 0 when that isn't known.
     pub fn enter(&self, stage: Stage, total: u64) {
-        let mut present = self.0.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = self.0.done.swap(0, Ordering::Relaxed);
-        if *present == Stage::Downloading {
-            self.0.downloaded.fetch_add(done, Ordering::Relaxed);
-        }
-        self.0.total.store(total, Ordering::Relaxed);
-        *present = stage;
+        self.0.stage.send_modify(|present| {
+            let done = self.0.done.swap(0, Ordering::Relaxed);
+            if *present == Stage::Downloading {
+                self.0.downloaded.fetch_add(done, Ordering::Relaxed);
+            }
+            let measured = self.0.total.swap(total, Ordering::Relaxed);
+            if done > 0 {
+                self.0.measured.0.store(done, Ordering::Relaxed);
+                self.0.measured.1.store(measured, Ordering::Relaxed);
+            }
+            *present = stage;
+        });
     }
 
     /// Counts `bytes` more as done.
@@ -73,9 +82,25 @@ impl Progress {
         self.0.total.load(Ordering::Relaxed)
     }
 
+    /// Bytes done, and all of them (0 when that isn't known), in the present stage, or
+    /// in the last one that counted bytes.
+    pub fn measured(&self) -> (u64, u64) {
+        let now = (self.bytes_done(), self.bytes_total());
+        if now != (0, 0) {
+            return now;
+        }
+        let (done, total) = &self.0.measured;
+        (done.load(Ordering::Relaxed), total.load(Ordering::Relaxed))
+    }
+
     /// The present stage.
     pub fn stage(&self) -> Stage {
-        self.0.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.stage.borrow().clone()
+    }
+
+    /// The stages as they are entered.
+    pub fn stages(&self) -> watch::Receiver<Stage> {
+        self.0.stage.subscribe()
     }
 }
 
@@ -123,5 +148,7 @@ mod tests {
         progress.enter(Stage::Downloading, 0);
         progress.advance(3);
         assert_eq!(progress.downloaded(), 13);
+        progress.enter(Stage::Publishing, 0);
+        assert_eq!(progress.measured(), (3, 0));
     }
 }

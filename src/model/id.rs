@@ -113,6 +113,21 @@ impl ImageKey {
     }
 }
 
+/// Which image of which provider entry.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ImageId {
+    /// The entry.
+    pub entry: EntryName,
+    /// The image's key there.
+    pub key: ImageKey,
+}
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of provider entry {}", self.key, self.entry)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ mod status;
 
 pub use fault::{Fault, FaultKind, Persistence};
 pub use guest::{Guest, GuestFile};
-pub use id::{EntryName, ImageKey, InvalidIdentifier, ProxyName};
+pub use id::{EntryName, ImageId, ImageKey, InvalidIdentifier, ProxyName};
 pub use image::{Firmware, ImageFormat, InvalidUrl, Pin, ResourceUrl, Sha256Digest, UrlOrigin};
 pub use input::{SpecInput, SpecProblem};
 pub use secret::Secret;

@@ -149,6 +149,11 @@ impl Timestamp {
     pub fn now() -> Self {
         // A clock before 1970 is shown as 1970 rather than as a failure.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::since_epoch(since)
+    }
+
+    /// The time `since` the epoch.
+    pub fn since_epoch(since: Duration) -> Self {
         Self(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
     }
 

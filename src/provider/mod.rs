@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::image::{ImageSource, Leftover, Progress};
-use crate::model::{Address, Fault, Firmware, Guest, ImageKey, ProxyName, Slot};
+use crate::image::{ImageSource, Leftover, Progress, Sighting};
+use crate::model::{Address, Fault, Firmware, Guest, ImageKey, ProxyName, Sha256Digest, Slot};
 use crate::store::BaseRef;
 
 pub use bells::Bells;
@@ -235,6 +235,21 @@ pub trait Provider: Send + Sync {
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault>;
 
+    /// Looks how the images `wanted` stand in the pool, and which others of the entry
+    /// are there.
+    async fn survey_images(&self, wanted: Vec<ImageSource>) -> Result<Vec<Sighting>, Fault>;
+
+    /// Hashes the base of image `key`, and tells the sha256 that its download had.
+    ///
+    /// # Errors
+    /// `BaseChanged` when it is damaged, `NoSuchImage` when there is none.
+    async fn verify_image(
+        &self,
+        key: &ImageKey,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<Sha256Digest, Fault>;
+
     /// Removes the base of image `key`, and tells the bytes that it had.
     ///
     /// # Errors
@@ -258,6 +273,10 @@ pub trait Provider: Send + Sync {
 
     /// Writes the seed volume, in place of a half-made one.
     async fn write_seed(&self, guest: &Guest, content: Vec<u8>) -> Result<(), Fault>;
+
+    /// The XML of the domain as [`Self::define`] would define it. Nothing has to be
+    /// there for it yet, and nothing is changed.
+    async fn plan(&self, guest: &Guest, shape: &Shape) -> Result<String, Fault>;
 
     /// Defines the domain, or changes its definition for the next start.
     async fn define(&self, guest: &Guest, shape: &Shape) -> Result<(), Fault>;

@@ -7,13 +7,17 @@
 mod agenda;
 mod backoff;
 mod core;
+mod desk;
 mod explain;
 mod exposure;
 mod images;
+mod inventory;
+mod jobs;
 mod leftovers;
 mod operator;
 mod orders;
 mod plan;
+mod proposal;
 mod publish;
 mod source;
 mod steps;
@@ -26,17 +30,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::config::{OnRemoval, Settings};
+use crate::image::{ImageSource, Progress};
 use crate::metrics::Metrics;
 use crate::model::{
     Effect, EntryName, Fault, FaultKind, Guest, Origin, ProxyName, ProxySpec, ProxyStatus, Slot,
     Timestamp,
 };
-use crate::provider::{Bells, Registry};
-use crate::store::{Record, Store};
+use crate::provider::{Bells, Registry, SharedProvider};
+use crate::seed::{self, SeedInput};
+use crate::store::{BaseRef, Record, Store};
 
+pub use self::inventory::{ImageState, ImageView, Images};
+pub use self::jobs::{Job, JobKind, JobState};
 pub use self::leftovers::Leftover;
 pub use supervisor::{Created, Event, Supervisor, Surroundings};
 
@@ -57,8 +66,19 @@ pub struct View {
     pub on_removal: OnRemoval,
     /// When it was declared.
     pub created_at: Timestamp,
+    /// The bases that its guests are made from.
+    pub bases: Vec<BaseUse>,
     /// What it is.
     pub status: ProxyStatus,
+}
+
+/// A base that a guest is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseUse {
+    /// The entry in whose pool it is.
+    pub entry: EntryName,
+    /// Its file name there.
+    pub file: String,
 }
 
 impl View {
@@ -164,6 +184,7 @@ struct Shared {
     store: Arc<Store>,
     bells: Bells,
     metrics: Arc<Metrics>,
+    desk: Arc<desk::Desk>,
     configured: tokio::sync::watch::Receiver<Configured>,
 }
 
@@ -176,6 +197,37 @@ impl Shared {
     fn wants_agent(&self, entry: &EntryName) -> bool {
         let configured = self.configured();
         configured.settings.providers.get(entry).is_none_or(|entry| entry.install_guest_agent)
+    }
+
+    /// The seed of the guest of that `number`, made for `spec`.
+    fn seed(&self, guest: &Guest, number: u64, spec: &ProxySpec) -> Result<Vec<u8>, Fault> {
+        let configured = self.configured();
+        let settings = configured.settings.providers.get(&spec.provider);
+        seed::render(&SeedInput {
+            name: &guest.name,
+            uuid: guest.uuid,
+            seed_generation: number,
+            spec,
+            install_guest_agent: self.wants_agent(&spec.provider),
+            vendor_data: settings.and_then(|entry| entry.vendor_data.as_ref()),
+        })
+    }
+
+    /// Has the base of `source` in its pool, and counts what that took.
+    async fn ensure_image(
+        &self,
+        provider: &SharedProvider,
+        source: &ImageSource,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<BaseRef, Fault> {
+        let _work = self.desk.begin(source.id(), progress);
+        let ensured = provider.ensure_image(source, progress, cancel).await;
+        let downloaded = progress.downloaded();
+        if ensured.is_err() || downloaded > 0 {
+            self.metrics.fetched(ensured.is_ok(), downloaded);
+        }
+        ensured
     }
 
     async fn save(&self, record: &Record) -> Result<(), Fault> {

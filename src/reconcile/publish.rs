@@ -6,28 +6,30 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::View;
+use super::desk::Desk;
+use super::{BaseUse, View};
 use crate::health::Target;
 use crate::journal;
 use crate::model::{
     Address, ConditionKind, Fault, FaultKind, Phase, ProxyName, ProxyStatus, Reason, Timestamp,
 };
-use crate::store::Record;
+use crate::store::{Build, Record};
 
 /// Owns the status of one Proxy.
 pub(super) struct Publisher {
     name: ProxyName,
     sender: watch::Sender<Arc<View>>,
+    desk: Arc<Desk>,
 }
 
 impl Publisher {
-    pub(super) fn new(record: &Record) -> (Self, watch::Receiver<Arc<View>>) {
+    pub(super) fn new(record: &Record, desk: Arc<Desk>) -> (Self, watch::Receiver<Arc<View>>) {
         let mut status = ProxyStatus::pending();
         if record.deleting {
             status.phase = Phase::Deleting;
         }
         let (sender, receiver) = watch::channel(Arc::new(view(record, status)));
-        (Self { name: record.name.clone(), sender }, receiver)
+        (Self { name: record.name.clone(), sender, desk }, receiver)
     }
 
     pub(super) fn status(&self) -> ProxyStatus {
@@ -41,13 +43,18 @@ impl Publisher {
         change(&mut after);
         after.observed_generation = record.generation;
         let next = view(record, after.clone());
+        let mut other_image = false;
         self.sender.send_if_modified(|current| {
             let changed = **current != next;
+            other_image = current.bases != next.bases || current.spec.image != next.spec.image;
             if changed {
                 *current = Arc::new(next);
             }
             changed
         });
+        if other_image {
+            self.desk.uses_changed();
+        }
         self.tell(record, &before, &after);
     }
 
@@ -236,6 +243,12 @@ fn view(record: &Record, status: ProxyStatus) -> View {
         origin: record.origin,
         on_removal: record.on_removal,
         created_at: record.created_at,
+        bases: record.all_builds().filter_map(base_use).collect(),
         status,
     }
+}
+
+fn base_use(build: &Build) -> Option<BaseUse> {
+    let base = build.base.as_ref()?;
+    Some(BaseUse { entry: build.spec.provider.clone(), file: base.file.clone() })
 }

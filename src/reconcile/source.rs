@@ -8,7 +8,6 @@ use crate::image::ImageSource;
 use crate::model::{
     Address, EntryName, Fault, FaultKind, Firmware, ImageChoice, ImageKey, ProxySpec,
 };
-use crate::store::BaseRef;
 
 /// The image that `spec` names, as `settings` have it, and the firmware that boots it.
 ///
@@ -71,20 +70,20 @@ pub(super) fn target(health: &HealthSettings, spec: &ProxySpec, address: Address
     }
 }
 
-/// The overlay's size: what is asked for, but never less than the image presents.
-pub(super) fn disk_size(spec: &ProxySpec, base: &BaseRef) -> Result<u64, Fault> {
-    let Some(gib) = spec.disk_gib else { return Ok(base.virtual_size) };
+/// The overlay's size: what is asked for, but never less than the image `file`, which
+/// presents a disk of `presented` bytes.
+pub(super) fn disk_size(spec: &ProxySpec, file: &str, presented: u64) -> Result<u64, Fault> {
+    let Some(gib) = spec.disk_gib else { return Ok(presented) };
     let wanted = gib << 30;
-    if wanted >= base.virtual_size {
+    if wanted >= presented {
         return Ok(wanted);
     }
-    let least = base.virtual_size.div_ceil(1 << 30);
+    let least = presented.div_ceil(1 << 30);
     Err(Fault::new(
         FaultKind::InvalidArgument,
         format!(
-            "DiskGiB {gib} is smaller than the image {}, whose disk has {} bytes: give at least \
-             {least}, or leave it out",
-            base.file, base.virtual_size
+            "DiskGiB {gib} is smaller than the image {file}, whose disk has {presented} bytes: \
+             give at least {least}, or leave it out"
         ),
     ))
 }
@@ -92,7 +91,7 @@ pub(super) fn disk_size(spec: &ProxySpec, base: &BaseRef) -> Result<u64, Fault> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ImageFormat, Sha256Digest, SpecInput, UrlOrigin};
+    use crate::model::{SpecInput, UrlOrigin};
 
     fn spec(image: &str, disk_gib: Option<u64>) -> ProxySpec {
         let (provider, image) = (Some("home".into()), Some(image.into()));
@@ -102,16 +101,10 @@ mod tests {
 
     #[test]
     fn a_disk_is_never_smaller_than_its_image() {
-        let base = BaseRef {
-            file: "base-home-a.qcow2".into(),
-            path: "/pool/base-home-a.qcow2".into(),
-            digest: Sha256Digest::of(b""),
-            format: ImageFormat::Qcow2,
-            virtual_size: (2 << 30) + 1,
-        };
-        assert_eq!(disk_size(&spec("a", None), &base), Ok((2 << 30) + 1));
-        assert_eq!(disk_size(&spec("a", Some(3)), &base), Ok(3 << 30));
-        let fault = disk_size(&spec("a", Some(2)), &base).unwrap_err();
+        let size = |gib| disk_size(&spec("a", gib), "base-home-a.qcow2", (2 << 30) + 1);
+        assert_eq!(size(None), Ok((2 << 30) + 1));
+        assert_eq!(size(Some(3)), Ok(3 << 30));
+        let fault = size(Some(2)).unwrap_err();
         assert!(fault.is_permanent());
         for part in ["DiskGiB 2", "base-home-a.qcow2", "2147483649 bytes", "at least 3"] {
             assert!(fault.message.contains(part), "{fault}");

@@ -11,7 +11,6 @@ use crate::image::{ImageSource, Progress};
 use crate::journal;
 use crate::model::{Fault, FaultKind, Phase, Reason};
 use crate::provider::{DomainView, Observed, Owned, Shape, SharedProvider};
-use crate::seed::{self, SeedInput};
 use crate::store::{Artifact, Build};
 
 /// How long a guest may take to shut down before it is ended.
@@ -67,13 +66,9 @@ impl Core {
         provider.preflight(firmware).await?;
         self.doing(role, Reason::FetchingImage, format!("having {} in the pool", source.url));
         let progress = Progress::default();
-        let work = provider.ensure_image(&source, &progress, cancel);
-        let ensured = self.telling(role, &progress, &source, work).await;
-        let downloaded = progress.downloaded();
-        if ensured.is_err() || downloaded > 0 {
-            self.shared.metrics.fetched(ensured.is_ok(), downloaded);
-        }
-        let base = ensured?;
+        let shared = self.shared.clone();
+        let work = shared.ensure_image(&provider, &source, &progress, cancel);
+        let base = self.telling(role, &progress, &source, work).await?;
         tracing::info!(
             message_id = journal::IMAGE_READY,
             proxyd_proxy = %self.record.name,
@@ -119,7 +114,7 @@ impl Core {
         let (Some(base), Some(build)) = (self.base(role), self.build(role)) else {
             return Ok(Next::Again);
         };
-        let size = source::disk_size(&build.spec, &base)?;
+        let size = source::disk_size(&build.spec, &base.file, base.virtual_size)?;
         let message = format!("making an overlay over {}", base.file);
         self.doing(role, Reason::CreatingOverlay, message);
         self.save_build(role, |build| build.overlay = Artifact::Intended).await?;
@@ -140,16 +135,7 @@ impl Core {
     async fn write_seed(&mut self, role: Role) -> Result<(), Fault> {
         self.doing(role, Reason::WritingSeed, "writing the cloud-init seed");
         let Some(build) = self.build(role) else { return Ok(()) };
-        let configured = self.shared.configured();
-        let settings = configured.settings.providers.get(&build.spec.provider);
-        let content = seed::render(&SeedInput {
-            name: &self.record.name,
-            uuid: self.record.uuid,
-            seed_generation: build.number,
-            spec: &build.spec,
-            install_guest_agent: self.shared.wants_agent(&build.spec.provider),
-            vendor_data: settings.and_then(|entry| entry.vendor_data.as_ref()),
-        })?;
+        let content = self.shared.seed(&self.guest(role), build.number, &build.spec)?;
         let (provider, guest) = (self.provider(role)?, self.guest(role));
         self.save_build(role, |build| build.seed = Artifact::Intended).await?;
         provider.write_seed(&guest, content).await?;

@@ -8,6 +8,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::core::Core;
+use super::inventory::{self, Images};
+use super::jobs::{Job, Jobs};
 use super::operator::declared;
 use super::publish::Publisher;
 use super::source;
@@ -36,6 +38,15 @@ pub enum Event {
     },
     /// One is gone.
     Removed(ProxyName),
+    /// A job is about to begin. The supervisor waits as for a Proxy.
+    JobAdded {
+        /// The new one.
+        job: Arc<Job>,
+        /// To be sent to, or dropped, when it can be found.
+        presented: oneshot::Sender<()>,
+    },
+    /// A job that ended is gone.
+    JobRemoved(Arc<Job>),
 }
 
 /// What creating did.
@@ -79,9 +90,11 @@ pub struct Supervisor {
     handles: Arc<Mutex<BTreeMap<ProxyName, Handle>>>,
     /// One admission at a time: what it checks stays true until it is recorded.
     pub(super) admission: tokio::sync::Mutex<()>,
-    events: mpsc::Sender<Event>,
+    pub(super) events: mpsc::Sender<Event>,
+    pub(super) jobs: Jobs,
+    pub(super) images: watch::Sender<Arc<Images>>,
     stop: CancellationToken,
-    tasks: TaskTracker,
+    pub(super) tasks: TaskTracker,
 }
 
 impl Supervisor {
@@ -91,23 +104,27 @@ impl Supervisor {
         let (sender, configured) = watch::channel(configured);
         let store = Arc::new(store);
         Arc::new(Self {
-            shared: Arc::new(Shared { store, bells, metrics, configured }),
+            shared: Arc::new(Shared { store, bells, metrics, desk: Arc::default(), configured }),
             configured: sender,
             handles: Arc::default(),
             admission: tokio::sync::Mutex::default(),
             events,
+            jobs: Jobs::default(),
+            images: watch::Sender::default(),
             stop,
             tasks: TaskTracker::new(),
         })
     }
 
-    /// Brings back the Proxies of `records`, then makes those of the configuration
-    /// true.
-    pub async fn resume(&self, records: Vec<Record>) {
+    /// Brings back the Proxies of `records`, makes those of the configuration true, and
+    /// takes stock of the images.
+    pub async fn resume(self: &Arc<Self>, records: Vec<Record>) {
         for record in records {
             self.employ(record).await;
         }
         self.declare().await;
+        let (desk, images) = (self.shared.desk.clone(), self.images.clone());
+        self.tasks.spawn(inventory::keep(self.clone(), desk, images));
     }
 
     /// The configuration in force.
@@ -118,6 +135,11 @@ impl Supervisor {
     /// The configuration in force, as it changes.
     pub fn watch_configured(&self) -> watch::Receiver<Configured> {
         self.configured.subscribe()
+    }
+
+    /// Cancelled when the daemon stops.
+    pub(super) fn stopping(&self) -> CancellationToken {
+        self.stop.clone()
     }
 
     /// The Proxies, by name.
@@ -207,10 +229,11 @@ impl Supervisor {
     /// Sets a worker to `record` and waits until it is presented.
     async fn employ(&self, record: Record) -> Handle {
         let name = record.name.clone();
-        let (publisher, view) = Publisher::new(&record);
+        let (publisher, view) = Publisher::new(&record, self.shared.desk.clone());
         let (commands, orders) = mpsc::channel(ORDERS);
         let handle = Handle { name: name.clone(), view, commands };
         self.lock().insert(name.clone(), handle.clone());
+        self.shared.desk.uses_changed();
         let (presented, done) = oneshot::channel();
         let event = Event::Added { handle: handle.clone(), presented };
         if self.events.send(event).await.is_ok() {
@@ -219,6 +242,7 @@ impl Supervisor {
         }
         let core = Core::new(record, self.shared.clone(), publisher);
         let (handles, events) = (self.handles.clone(), self.events.clone());
+        let desk = self.shared.desk.clone();
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
             if worker::run(core, orders, stop).await == Ended::Removed {
@@ -226,6 +250,7 @@ impl Supervisor {
                 // the old one is withdrawn.
                 let _ = events.send(Event::Removed(name.clone())).await;
                 handles.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+                desk.uses_changed();
             }
         });
         handle
@@ -288,7 +313,7 @@ impl Supervisor {
 }
 
 /// `handle`, when it is what `spec` asks for.
-fn same(handle: Handle, spec: &ProxySpec) -> Result<Handle, Fault> {
+pub(super) fn same(handle: Handle, spec: &ProxySpec) -> Result<Handle, Fault> {
     let (name, view) = (handle.name().clone(), handle.view());
     if view.status.phase == Phase::Deleting {
         let message = format!("Proxy {name} is being removed: try again when it is gone");

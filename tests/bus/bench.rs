@@ -104,6 +104,12 @@ impl Bench {
         self.call(&format!("CreateProxy 'sa{{sv}}' {name} {spec}"))
     }
 
+    /// Calls a method that gives a job, and gives the job's path.
+    pub fn job(&self, method: &str) -> String {
+        let path = self.call(method).unwrap();
+        path.trim_start_matches("o ").trim_matches('"').to_owned()
+    }
+
     pub fn property(&self, name: &str, property: &str) -> Option<Value> {
         let output = self.busctl(&format!(
             "--json=short get-property org.proxyd1 /org/proxyd1/proxy/{name} org.proxyd1.Proxy \

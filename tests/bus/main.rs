@@ -187,6 +187,8 @@ fn the_checked_in_interfaces_are_the_served_ones() {
         ("org.proxyd1.Manager", "/org/proxyd1"),
         ("org.proxyd1.Proxy", "/org/proxyd1/proxy/web"),
         ("org.proxyd1.Provider", "/org/proxyd1/provider/home"),
+        ("org.proxyd1.Image", "/org/proxyd1/image/home/debian_2d13"),
+        ("org.proxyd1.Job", &bench.job("FetchImage ss home debian-13")),
     ];
     for (interface, path) in objects {
         let output = bench.busctl(&format!("introspect --xml-interface org.proxyd1 {path}"));

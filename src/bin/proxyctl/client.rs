@@ -93,7 +93,7 @@ impl Client {
     }
 
     async fn provider(&self, entry: &str) -> Result<Object<'_>, Failure> {
-        let path = provider_path(entry).map_err(Failure::bad_data)?;
+        let path = provider_path(entry).map_err(|error| Failure::bad_data(error.to_string()))?;
         Ok(Object(Proxy::new(&self.0, NAME, path, "org.proxyd1.Provider").await?))
     }
 

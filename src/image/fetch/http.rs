@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use reqwest::header::{
-    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
-    IF_RANGE, LAST_MODIFIED, RANGE, RETRY_AFTER, TRANSFER_ENCODING,
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
+    HeaderMap, HeaderName, IF_RANGE, LAST_MODIFIED, RANGE, RETRY_AFTER, TRANSFER_ENCODING,
 };
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, StatusCode, Version};
@@ -14,6 +14,8 @@ use crate::image::marker::Validators;
 use crate::model::{Fault, FaultKind, ResourceUrl};
 
 const MAX_REDIRECTS: usize = 10;
+/// How long a server may take to tell the size of an image.
+const ASK: Duration = Duration::from_secs(10);
 
 /// What goes wrong with a download.
 #[derive(Debug)]
@@ -101,6 +103,23 @@ pub(super) fn client(url: &ResourceUrl, limits: &Limits) -> Result<Client, Fault
         }))
         .build()
         .map_err(|error| failed(url, &words(error)))
+}
+
+/// The bytes that `url` has, as its server tells without giving them.
+///
+/// # Errors
+/// `FetchFailed` when the server can't be asked; nothing when it doesn't tell.
+pub(super) async fn length(url: &ResourceUrl, limits: &Limits) -> Result<Option<u64>, Fault> {
+    let request =
+        client(url, limits)?.head(url.expose().clone()).header(ACCEPT_ENCODING, "identity");
+    let response = request.timeout(ASK).send().await;
+    let response = response.map_err(|error| failed(url, &words(error)))?;
+    let status = response.status();
+    if !status.is_success() {
+        return Err(failed(url, &format!("the server answers {status}")));
+    }
+    let told = response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    Ok(told.and_then(|value| value.parse().ok()))
 }
 
 /// Asks for `url`, or for the rest of it.

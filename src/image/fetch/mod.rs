@@ -101,6 +101,20 @@ impl Fetcher {
         Ok(ImageSource { pin: Pin::Digest(digest), ..source.clone() })
     }
 
+    /// The bytes that a download of `url` would have; nothing when that can't be told
+    /// beforehand.
+    ///
+    /// # Errors
+    /// `FetchFailed` when the server can't be asked or has no such thing.
+    pub async fn length(&self, url: &ResourceUrl) -> Result<Option<u64>, Fault> {
+        if !local::is_local(url) {
+            return http::length(url, &self.limits).await;
+        }
+        let opened = local::open(url).await;
+        let (_, length) = opened.map_err(|error| http::failed(url, &error.to_string()))?;
+        Ok(Some(length))
+    }
+
     /// Downloads `source` into an unnamed file in `pool`.
     ///
     /// # Errors

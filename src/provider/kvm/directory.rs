@@ -11,8 +11,10 @@ use super::users::Domains;
 use super::volumes::NewVolume;
 use super::{Publisher, appeared, host};
 use crate::config::ProviderSettings;
-use crate::image::{Cache, DirectoryPool, ImageSource, Leftover, Progress, check_unchanged};
-use crate::model::{Fault, ImageKey};
+use crate::image::{
+    Cache, DirectoryPool, ImageSource, Leftover, Progress, Sighting, check_unchanged,
+};
+use crate::model::{Fault, ImageKey, Sha256Digest};
 use crate::store::BaseRef;
 use crate::tasks;
 
@@ -71,6 +73,19 @@ impl Publisher for Directory {
             format: base.format(),
             virtual_size: base.virtual_size(),
         })
+    }
+
+    async fn survey(&self, wanted: Vec<ImageSource>) -> Result<Vec<Sighting>, Fault> {
+        self.cache().await?.survey(&self.settings.name, wanted).await
+    }
+
+    async fn verify(
+        &self,
+        key: &ImageKey,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<Sha256Digest, Fault> {
+        self.cache().await?.verify(&self.settings.name, key, progress, cancel).await
     }
 
     async fn evict(&self, key: &ImageKey) -> Result<u64, Fault> {

@@ -12,6 +12,7 @@ mod domain_xml;
 mod event_loop;
 mod events;
 mod host;
+mod inventory;
 mod stale;
 mod storage;
 mod strays;
@@ -36,8 +37,8 @@ use super::{
     Stray,
 };
 use crate::config::{ProviderSettings, ProviderType};
-use crate::image::{ImageSource, Leftover, Progress, Spool};
-use crate::model::{Fault, FaultKind, Firmware, Guest, ImageKey};
+use crate::image::{ImageSource, Leftover, Progress, Sighting, Spool};
+use crate::model::{Fault, FaultKind, Firmware, Guest, ImageKey, Sha256Digest};
 use crate::store::BaseRef;
 
 /// How a base gets into the pool.
@@ -50,6 +51,17 @@ trait Publisher: Send + Sync {
         progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault>;
+
+    /// Looks how images stand.
+    async fn survey(&self, wanted: Vec<ImageSource>) -> Result<Vec<Sighting>, Fault>;
+
+    /// Hashes the base of image `key`.
+    async fn verify(
+        &self,
+        key: &ImageKey,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<Sha256Digest, Fault>;
 
     /// Removes the base of image `key`, unless anything uses it.
     async fn evict(&self, key: &ImageKey) -> Result<u64, Fault>;
@@ -144,6 +156,19 @@ impl Provider for Kvm {
         self.publisher.ensure(source, progress, cancel).await
     }
 
+    async fn survey_images(&self, wanted: Vec<ImageSource>) -> Result<Vec<Sighting>, Fault> {
+        self.publisher.survey(wanted).await
+    }
+
+    async fn verify_image(
+        &self,
+        key: &ImageKey,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<Sha256Digest, Fault> {
+        self.publisher.verify(key, progress, cancel).await
+    }
+
     async fn evict_image(&self, key: &ImageKey) -> Result<u64, Fault> {
         self.publisher.evict(key).await
     }
@@ -207,27 +232,24 @@ impl Provider for Kvm {
         .await
     }
 
+    async fn plan(&self, guest: &Guest, shape: &Shape) -> Result<String, Fault> {
+        let (guest, shape) = (guest.clone(), shape.clone());
+        self.run(move |connection, settings| {
+            let directory = host::pool_path(&host::pool(connection, settings)?)?;
+            let volumes = [guest.overlay(), guest.seed()].map(|name| directory.join(name));
+            domain_xml(connection, settings, (&guest, &shape), volumes)
+        })
+        .await
+    }
+
     async fn define(&self, guest: &Guest, shape: &Shape) -> Result<(), Fault> {
         let (guest, shape) = (guest.clone(), shape.clone());
         self.run(move |connection, settings| {
             host::network(connection, settings)?;
-            let virtualisation = host::virtualisation(connection, settings)?;
-            host::firmware(&virtualisation, shape.firmware)?;
             let pool = host::pool(connection, settings)?;
-            let xml = DomainXml {
-                guest: &guest,
-                shape: &shape,
-                entry: &settings.name,
-                host: &virtualisation,
-                network: &settings.network,
-                overlay: volumes::path(&pool, &guest.overlay())?,
-                seed: volumes::path(&pool, &guest.seed())?,
-                console: console_path(&guest),
-                nvram: nvram_path(settings, &guest),
-            };
-            let xml = xml.render().map_err(|error| {
-                Fault::new(FaultKind::DomainFailed, format!("no domain XML: {error}"))
-            })?;
+            let (overlay, seed) = (guest.overlay(), guest.seed());
+            let volumes = [volumes::path(&pool, &overlay)?, volumes::path(&pool, &seed)?];
+            let xml = domain_xml(connection, settings, (&guest, &shape), volumes)?;
             domain::define(connection, &guest, &xml, shape.size.autostart)
         })
         .await
@@ -297,6 +319,32 @@ impl Provider for Kvm {
         })
         .await
     }
+}
+
+/// The XML of a guest's domain, whose overlay and seed are `volumes`.
+fn domain_xml(
+    connection: &Connect,
+    settings: &ProviderSettings,
+    (guest, shape): (&Guest, &Shape),
+    [overlay, seed]: [PathBuf; 2],
+) -> Result<String, CallError> {
+    let virtualisation = host::virtualisation(connection, settings)?;
+    host::firmware(&virtualisation, shape.firmware)?;
+    let xml = DomainXml {
+        guest,
+        shape,
+        entry: &settings.name,
+        host: &virtualisation,
+        network: &settings.network,
+        overlay,
+        seed,
+        console: console_path(guest),
+        nvram: nvram_path(settings, guest),
+    };
+    let xml = xml
+        .render()
+        .map_err(|error| Fault::new(FaultKind::DomainFailed, format!("no domain XML: {error}")))?;
+    Ok(xml)
 }
 
 /// For how long libvirt's event loop has not turned, when that is too long: without it

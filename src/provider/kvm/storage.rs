@@ -23,11 +23,11 @@ use super::connection::{CallError, Link};
 use super::stale::Sightings;
 use super::transfer::{Transfer, read_marker};
 use super::volumes::{self, NewVolume};
-use super::{Publisher, appeared, host, users};
+use super::{Publisher, appeared, host, inventory, users};
 use crate::config::ProviderSettings;
 use crate::image::{
-    self, Fetcher, ImageSource, Leftover, MARKER_VOLUME_SIZE, Marker, MarkerState, Progress, Spool,
-    Stage, Verdict, Verified, marker_file_name,
+    self, Fetcher, ImageSource, Leftover, MARKER_VOLUME_SIZE, Marker, MarkerState, Progress,
+    Sighting, Spool, Stage, Verdict, Verified, marker_file_name,
 };
 use crate::model::{Fault, FaultKind, ImageKey, Sha256Digest};
 use crate::store::BaseRef;
@@ -166,6 +166,25 @@ impl Publisher for Storage {
                 self.publish(source, progress, cancel).await
             }
         }
+    }
+
+    async fn survey(&self, wanted: Vec<ImageSource>) -> Result<Vec<Sighting>, Fault> {
+        let entry = self.settings.name.clone();
+        self.run(move |connection, pool| inventory::survey(connection, pool, &entry, &wanted)).await
+    }
+
+    async fn verify(
+        &self,
+        key: &ImageKey,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<Sha256Digest, Fault> {
+        let (entry, key) = (self.settings.name.clone(), key.clone());
+        let transfer = Transfer::new(progress, cancel);
+        self.run(move |connection, pool| {
+            inventory::verify(connection, pool, (&entry, &key), &transfer)
+        })
+        .await
     }
 
     async fn evict(&self, key: &ImageKey) -> Result<u64, Fault> {

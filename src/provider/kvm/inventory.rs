@@ -1,0 +1,77 @@
+//! What of an entry's images is in a pool that is reached through libvirt only.
+
+use virt::connect::Connect;
+use virt::storage_pool::StoragePool;
+
+use super::connection::CallError;
+use super::host;
+use super::transfer::{Transfer, read_marker};
+use super::volumes;
+use crate::image::{ImageSource, MarkerState, Sighting, base_file_name, base_of_marker, unasked};
+use crate::model::{EntryName, Fault, FaultKind, ImageFormat, ImageKey, Sha256Digest};
+
+/// Looks for the images `wanted` of `entry`, and for others of it. That a volume is the
+/// one that its marker vouches for can't be seen from here.
+pub(super) fn survey(
+    connection: &Connect,
+    pool: &StoragePool,
+    entry: &EntryName,
+    wanted: &[ImageSource],
+) -> Result<Vec<Sighting>, CallError> {
+    let directory = host::pool_path(pool)?;
+    let mut found = Vec::new();
+    for source in wanted {
+        let name = source.base_name();
+        let (marker, _) = read_marker(connection, pool, &name)?;
+        let base = volumes::lookup(pool, &name)?.map(|_| true);
+        found.push(Sighting::new(directory.join(name), &source.key, Some(source), &marker, base));
+    }
+    for volume in pool.list_all_volumes(0)? {
+        let name = volume.name()?;
+        let Some(base) = base_of_marker(&name) else { continue };
+        let (state, _) = read_marker(connection, pool, base)?;
+        if let MarkerState::Valid(marker) = &state
+            && let Some(key) = unasked(marker, entry, base, wanted)
+        {
+            let there = volumes::lookup(pool, base)?.map(|_| true);
+            found.push(Sighting::new(directory.join(base), &key, None, &state, there));
+        }
+    }
+    Ok(found)
+}
+
+/// Hashes the base of image `key` of `entry`.
+///
+/// # Errors
+/// `BaseChanged` with both digests; `NoSuchImage` when there is none.
+pub(super) fn verify(
+    connection: &Connect,
+    pool: &StoragePool,
+    (entry, key): (&EntryName, &ImageKey),
+    transfer: &Transfer,
+) -> Result<Sha256Digest, CallError> {
+    for name in ImageFormat::ALL.map(|format| base_file_name(entry, key, format)) {
+        let (MarkerState::Valid(marker), _) = read_marker(connection, pool, &name)? else {
+            continue;
+        };
+        if unasked(&marker, entry, &name, &[]).is_none() {
+            continue;
+        }
+        let Some(volume) = volumes::lookup(pool, &name)? else { continue };
+        let found = transfer.hash(connection, &volume)?;
+        if found == marker.content() {
+            return Ok(marker.sha256);
+        }
+        let text = format!(
+            "the base {name} is damaged: it has the sha256 {found}, and should have {}: restore \
+             the volume, or delete the Proxies that use it, and then the volume and its marker",
+            marker.content()
+        );
+        return Err(Fault::new(FaultKind::BaseChanged, text).into());
+    }
+    let text = format!(
+        "the pool {} holds no verified image {key} of provider entry {entry}",
+        pool.name().unwrap_or_default()
+    );
+    Err(Fault::new(FaultKind::NoSuchImage, text).into())
+}
