@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use proxyd::config::Settings;
 use proxyd::daemon::{self, ConfigPath, Options};
 use proxyd::journal;
 use proxyd::model::{Fault, FaultKind};
@@ -85,7 +84,7 @@ fn check(path: &std::path::Path) -> ExitCode {
     }
     match proxyd::config::load(path) {
         Ok(settings) => {
-            println!("{}: {}", path.display(), summary(&settings));
+            println!("{}: {}", path.display(), settings.summary());
             ExitCode::SUCCESS
         }
         Err(errors) => {
@@ -93,8 +92,4 @@ fn check(path: &std::path::Path) -> ExitCode {
             ExitCode::from(EX_CONFIG)
         }
     }
-}
-
-fn summary(settings: &Settings) -> String {
-    format!("valid: {} providers, {} proxies", settings.providers.len(), settings.proxies.len())
 }

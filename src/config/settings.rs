@@ -31,6 +31,11 @@ pub enum MetricsListen {
 }
 
 impl Settings {
+    /// What it amounts to, for whoever checks a file.
+    pub fn summary(&self) -> String {
+        format!("valid: {} providers, {} proxies", self.providers.len(), self.proxies.len())
+    }
+
     /// The entry that a specification without `Provider` means: the only one.
     pub fn only_entry(&self) -> Option<&EntryName> {
         let mut names = self.providers.keys();

@@ -12,6 +12,8 @@ use bench::Bench;
 
 mod bench;
 mod clock;
+mod images;
+mod pool;
 mod proxyctl;
 
 /// One entry on libvirt's test driver, whose pool has no directory on this host.

@@ -1,67 +1,58 @@
-//! What can be said on the command line.
+//! What can be said on the command line. The man pages and the completions for shells
+//! are made from these definitions.
 
-use std::collections::HashMap;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use ipnet::IpNet;
-use proxyd::dbus::SpecValue;
 
-use crate::failure::Failure;
+use crate::spec::{Adopt, Definition, Rebuild, Update};
 
-/// The specification of a Proxy as it goes over the bus.
-pub(crate) type Spec = HashMap<&'static str, SpecValue>;
-
-/// Manages forward proxies that run as virtual machines.
+/// Manages forward proxies that run as virtual machines
+///
+/// A thin client of the daemon proxyd(8): it speaks org.proxyd1 on the system bus, here or
+/// by ssh on another host. Reading is open to everyone; polkit decides who may change
+/// something.
 #[derive(Debug, Parser)]
-#[command(name = "proxyctl", version, about)]
+#[command(name = "proxyctl", version, arg_required_else_help = true)]
 pub(crate) struct Arguments {
+    /// Do it on another host, by ssh
+    #[arg(short = 'H', long, global = true, value_name = "[USER@]HOST")]
+    pub(crate) host: Option<String>,
+    /// Print JSON: the properties of D-Bus objects, their names with a small letter in front
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// List the Proxies
+    List,
+    /// Show everything about a Proxy
+    Show(Name),
     /// Create a Proxy
     Create(Box<Create>),
+    /// Show what creating a Proxy would do, and change nothing
+    Plan(Box<Definition>),
     /// Change a Proxy; prints when each change takes effect
     Update(Box<Update>),
     /// Have a Proxy's guest run
-    Start {
-        /// Name of the Proxy
-        name: String,
-    },
+    Start(Order),
     /// Have a Proxy's guest shut down and stay off
-    Stop {
-        /// Name of the Proxy
-        name: String,
-    },
+    Stop(Name),
     /// Have a Proxy's guest shut down and start again
-    Restart {
-        /// Name of the Proxy
-        name: String,
-    },
+    Restart(Name),
     /// Have a Proxy's guest made anew, with the same identity
     Rebuild(Rebuild),
     /// Probe a Proxy at once
-    Probe {
-        /// Name of the Proxy
-        name: String,
-    },
-    /// The hosts that run guests
-    #[command(subcommand)]
-    Provider(Provider),
+    Probe(Name),
     /// Remove a Proxy with its guest; the base image stays
-    Delete {
-        /// Name of the Proxy
-        name: String,
-    },
+    Delete(Name),
     /// Tell why a Proxy is not as it should be, as JSON
-    Evidence {
-        /// Name of the Proxy
-        name: String,
-    },
+    Evidence(Name),
     /// Print the end of a guest's serial console
     Console {
         /// Name of the Proxy
@@ -70,34 +61,130 @@ pub(crate) enum Command {
         #[arg(long, default_value_t = 64 << 10)]
         bytes: u64,
     },
+    /// The images of the provider entries
+    #[command(subcommand)]
+    Image(Image),
+    /// The hosts that run guests
+    #[command(subcommand)]
+    Provider(Provider),
+    /// Work that takes long
+    #[command(subcommand)]
+    Job(Job),
+    /// Tell what happens, until it is interrupted
+    Monitor,
+    /// The configuration file
+    #[command(subcommand)]
+    Config(Config),
     /// The built-in user-data
     #[command(subcommand)]
     Preset(Preset),
+    /// Print the completions for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Rebuild {
+pub(crate) struct Name {
     /// Name of the Proxy
     pub(crate) name: String,
-    /// Bring the new guest up beside the present one, which it replaces when it answers
-    #[arg(long)]
-    pub(crate) overlap: bool,
-    /// How long the new guest may take, in seconds
-    #[arg(long, value_name = "SECONDS", requires = "overlap")]
-    pub(crate) timeout: Option<u64>,
 }
 
-impl Rebuild {
-    /// What goes over the bus.
-    pub(crate) fn options(&self) -> Spec {
-        let timeout = self.timeout.map(|seconds| ("Timeout", SpecValue::U64(seconds)));
-        let overlap = self.overlap.then_some(("Overlap", SpecValue::Flag(true)));
-        overlap.into_iter().chain(timeout).collect()
-    }
+#[derive(Debug, Args)]
+pub(crate) struct Order {
+    /// Name of the Proxy
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    pub(crate) definition: Definition,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
+}
+
+/// Whether, and how long, to wait for a Proxy.
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// Wait until it is ready, or until it answers as well; print its Evidence if it fails
+    #[arg(
+        long = "wait",
+        value_name = "STATE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "ready"
+    )]
+    pub(crate) until: Option<Until>,
+    /// How long to wait, in seconds; 0 is for ever
+    #[arg(long = "wait-timeout", value_name = "SECONDS", default_value_t = 0, requires = "until")]
+    pub(crate) seconds: u64,
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Until {
+    /// Its guest runs and has told its address
+    Ready,
+    /// The health URL answers through it
+    Healthy,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Image {
+    /// List the images
+    List,
+    /// Show everything about an image
+    Show(ImageName),
+    /// Have an image in its pool before a Proxy needs it
+    Fetch(ImageJob),
+    /// Remove an image that nothing uses from its pool
+    Evict(ImageName),
+    /// Hash an image that is in its pool
+    Verify(ImageJob),
+    /// Remove every image and leftover that nothing uses
+    Prune {
+        /// Only list them
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageName {
+    /// Name of the provider entry
+    pub(crate) entry: String,
+    /// Key of the image there
+    pub(crate) key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageJob {
+    #[command(flatten)]
+    pub(crate) image: ImageName,
+    /// Print the number of the job, and don't wait for it
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Job {
+    /// List the jobs
+    List,
+    /// Call a job off
+    Cancel {
+        /// Number of the job
+        id: u64,
+    },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Provider {
+    /// List the provider entries
+    List,
     /// Look through what guests need of a host
     Check {
         /// Name of the provider entry
@@ -119,50 +206,16 @@ pub(crate) enum Provider {
     Adopt(Box<Adopt>),
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Adopt {
-    /// Name of the provider entry
-    pub(crate) entry: String,
-    /// Name of the Proxy
-    pub(crate) name: String,
-    /// Image that its guest was made from
-    #[arg(long)]
-    image: String,
-    #[command(flatten)]
-    keys: Keys,
-}
-
-impl Adopt {
-    pub(crate) fn spec(&self) -> Result<Spec, Failure> {
-        let mut spec = self.keys.spec()?;
-        spec.insert("Image", SpecValue::Text(self.image.clone()));
-        Ok(spec)
-    }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Update {
-    /// Name of the Proxy
-    pub(crate) name: String,
-    /// Image: a key that the provider offers, or an http or https URL
-    #[arg(long)]
-    image: Option<String>,
-    /// Start the guest together with its host
-    #[arg(long, conflicts_with = "no_autostart")]
-    autostart: bool,
-    #[command(flatten)]
-    keys: Keys,
-}
-
-impl Update {
-    pub(crate) fn spec(&self) -> Result<Spec, Failure> {
-        let mut spec = self.keys.spec()?;
-        spec.extend(self.image.clone().map(|image| ("Image", SpecValue::Text(image))));
-        if self.autostart {
-            spec.insert("Autostart", SpecValue::Flag(true));
-        }
-        Ok(spec)
-    }
+#[derive(Debug, Subcommand)]
+pub(crate) enum Config {
+    /// Validate a configuration file; needs no daemon
+    Check {
+        /// The file
+        #[arg(default_value = "/etc/proxyd/config.json")]
+        path: PathBuf,
+    },
+    /// Have the daemon read its configuration again
+    Reload,
 }
 
 #[derive(Debug, Subcommand)]
@@ -180,110 +233,4 @@ pub(crate) struct PresetShow {
     /// the guest's own interface
     #[arg(long, value_name = "NETWORK")]
     pub(crate) allow: Vec<IpNet>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Create {
-    /// Name of the Proxy
-    pub(crate) name: String,
-    /// Provider entry; the only one when the configuration has no other
-    #[arg(long)]
-    provider: Option<String>,
-    /// Image: a key that the provider offers, or an http or https URL
-    #[arg(long)]
-    image: String,
-    #[command(flatten)]
-    keys: Keys,
-}
-
-/// The keys of a specification that may be left out.
-#[derive(Debug, Args)]
-struct Keys {
-    /// sha256 that the image of a URL must have
-    #[arg(long, value_name = "HEX")]
-    image_sha256: Option<String>,
-    /// Format of the image of a URL: qcow2 or raw
-    #[arg(long, value_name = "FORMAT")]
-    image_format: Option<String>,
-    /// cloud-init user-data, taken byte for byte; "-" is standard input
-    #[arg(long, value_name = "FILE")]
-    user_data: Option<PathBuf>,
-    /// cloud-init network-config, taken byte for byte; "-" is standard input
-    #[arg(long, value_name = "FILE")]
-    network_config: Option<PathBuf>,
-    /// A network or host that the preset's squid serves, once for each
-    #[arg(long = "allow", value_name = "NETWORK")]
-    allowed_clients: Vec<String>,
-    /// Virtual processors
-    #[arg(long)]
-    vcpus: Option<u32>,
-    /// Memory in MiB
-    #[arg(long, value_name = "MIB")]
-    memory: Option<u64>,
-    /// Disk size in GiB, at least the image's own
-    #[arg(long, value_name = "GIB")]
-    disk: Option<u64>,
-    /// Port of the proxy in the guest
-    #[arg(long)]
-    port: Option<u16>,
-    /// URL to fetch through the proxy as its health check
-    #[arg(long, value_name = "URL")]
-    health_url: Option<String>,
-    /// Don't start the guest together with its host
-    #[arg(long)]
-    no_autostart: bool,
-}
-
-impl Create {
-    pub(crate) fn spec(&self) -> Result<Spec, Failure> {
-        let mut spec = self.keys.spec()?;
-        spec.insert("Image", SpecValue::Text(self.image.clone()));
-        spec.extend(self.provider.clone().map(|entry| ("Provider", SpecValue::Text(entry))));
-        Ok(spec)
-    }
-}
-
-impl Keys {
-    /// What goes over the bus; files are read here, with the caller's own rights.
-    fn spec(&self) -> Result<Spec, Failure> {
-        let mut spec = Spec::new();
-        let texts = [
-            ("ImageSha256", &self.image_sha256),
-            ("ImageFormat", &self.image_format),
-            ("HealthUrl", &self.health_url),
-        ];
-        for (key, text) in texts {
-            spec.extend(text.clone().map(|text| (key, SpecValue::Text(text))));
-        }
-        for (key, file) in [("UserData", &self.user_data), ("NetworkConfig", &self.network_config)]
-        {
-            if let Some(file) = file {
-                spec.insert(key, SpecValue::Bytes(read(file)?));
-            }
-        }
-        if !self.allowed_clients.is_empty() {
-            spec.insert("AllowedClients", SpecValue::Texts(self.allowed_clients.clone()));
-        }
-        spec.extend(self.vcpus.map(|number| ("Vcpus", SpecValue::U32(number))));
-        spec.extend(self.memory.map(|number| ("MemoryMiB", SpecValue::U64(number))));
-        spec.extend(self.disk.map(|number| ("DiskGiB", SpecValue::U64(number))));
-        spec.extend(self.port.map(|number| ("Port", SpecValue::U16(number))));
-        if self.no_autostart {
-            spec.insert("Autostart", SpecValue::Flag(false));
-        }
-        Ok(spec)
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let read = if path == Path::new("-") {
-        std::io::stdin().lock().read_to_end(&mut bytes)
-    } else {
-        std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
-    };
-    match read {
-        Ok(_) => Ok(bytes),
-        Err(error) => Err(Failure::no_input(format!("{}: {error}", path.display()))),
-    }
 }

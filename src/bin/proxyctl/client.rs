@@ -1,113 +1,143 @@
-//! Calls to the daemon.
+//! The daemon as seen from here.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use proxyd::dbus::{SpecValue, image_path, provider_path};
+use zbus::connection::Builder;
+use zbus::fdo::{ObjectManagerProxy, PropertiesProxy};
+use zbus::names::InterfaceName;
 use zbus::proxy::MethodFlags;
 use zbus::{Connection, OwnedObjectPath, Proxy};
 
-use proxyd::dbus::{SpecValue, provider_path};
-
-use crate::arguments::Spec;
 use crate::failure::Failure;
+use crate::spec::Spec;
+use crate::value::{self, Properties};
 
-const NAME: &str = "org.proxyd1";
+pub(crate) const NAME: &str = "org.proxyd1";
 const ROOT: &str = "/org/proxyd1";
 /// The system bus takes no message beyond 32 MiB, and cuts off whoever sends one.
 const MAX_MESSAGE: usize = 32 << 20;
 
-/// A row of a host's preflight.
-pub(crate) type Check = (String, bool, String);
-/// What is left of a guest: Proxy, domain, UUID, volumes.
-pub(crate) type Leftover = (String, String, String, Vec<String>);
+/// A kind of object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Manager,
+    Proxy,
+    Provider,
+    Image,
+    Job,
+}
 
-/// A connection to the daemon.
-pub(crate) struct Client(Connection);
-
-impl Client {
-    pub(crate) async fn connect() -> Result<Self, Failure> {
-        Ok(Self(Connection::system().await?))
-    }
-
-    pub(crate) async fn create(&self, name: &str, spec: Spec) -> Result<(), Failure> {
-        let bytes: usize = spec.values().map(size).sum();
-        if bytes >= MAX_MESSAGE - (64 << 10) {
-            let message = format!(
-                "user-data and network-config have {bytes} bytes together, and the system bus \
-                 takes no message beyond {MAX_MESSAGE}: have the guest fetch the rest"
-            );
-            return Err(Failure::bad_data(message));
+impl Kind {
+    pub(crate) fn interface(self) -> &'static str {
+        match self {
+            Self::Manager => "org.proxyd1.Manager",
+            Self::Proxy => "org.proxyd1.Proxy",
+            Self::Provider => "org.proxyd1.Provider",
+            Self::Image => "org.proxyd1.Image",
+            Self::Job => "org.proxyd1.Job",
         }
-        self.manager().await?.call::<OwnedObjectPath>("CreateProxy", &(name, spec)).await.map(drop)
-    }
-
-    pub(crate) async fn update(&self, name: &str, spec: Spec) -> Result<String, Failure> {
-        let changes: BTreeMap<String, String> =
-            self.proxy(name).await?.call("Update", &spec).await?;
-        Ok(changes.iter().map(|(key, effect)| format!("{key}: {effect}\n")).collect())
-    }
-
-    /// Calls a method of a Proxy that takes and gives nothing.
-    pub(crate) async fn order(&self, name: &str, order: &'static str) -> Result<(), Failure> {
-        self.proxy(name).await?.call(order, &()).await
-    }
-
-    pub(crate) async fn rebuild(&self, name: &str, options: Spec) -> Result<(), Failure> {
-        self.proxy(name).await?.call("RebuildWithOptions", &options).await
-    }
-
-    pub(crate) async fn probe(&self, name: &str) -> Result<(bool, String), Failure> {
-        self.proxy(name).await?.call("Probe", &()).await
-    }
-
-    pub(crate) async fn check(&self, entry: &str) -> Result<Vec<Check>, Failure> {
-        self.provider(entry).await?.call("Check", &()).await
-    }
-
-    pub(crate) async fn leftovers(&self, entry: &str) -> Result<Vec<Leftover>, Failure> {
-        self.provider(entry).await?.call("ListLeftovers", &()).await
-    }
-
-    pub(crate) async fn remove_leftover(&self, entry: &str, domain: &str) -> Result<(), Failure> {
-        self.provider(entry).await?.call("RemoveLeftover", &domain).await
-    }
-
-    pub(crate) async fn adopt(&self, entry: &str, name: &str, spec: Spec) -> Result<(), Failure> {
-        let provider = self.provider(entry).await?;
-        provider.call::<OwnedObjectPath>("Adopt", &(name, spec)).await.map(drop)
-    }
-
-    pub(crate) async fn delete(&self, name: &str) -> Result<(), Failure> {
-        self.manager().await?.call("DeleteProxy", &name).await
-    }
-
-    pub(crate) async fn evidence(&self, name: &str) -> Result<String, Failure> {
-        self.proxy(name).await?.call("Evidence", &()).await
-    }
-
-    pub(crate) async fn console(&self, name: &str, bytes: u64) -> Result<Vec<u8>, Failure> {
-        self.proxy(name).await?.call("ConsoleLog", &bytes).await
-    }
-
-    async fn manager(&self) -> Result<Object<'_>, Failure> {
-        Ok(Object(Proxy::new(&self.0, NAME, ROOT, "org.proxyd1.Manager").await?))
-    }
-
-    async fn provider(&self, entry: &str) -> Result<Object<'_>, Failure> {
-        let path = provider_path(entry).map_err(|error| Failure::bad_data(error.to_string()))?;
-        Ok(Object(Proxy::new(&self.0, NAME, path, "org.proxyd1.Provider").await?))
-    }
-
-    async fn proxy(&self, name: &str) -> Result<Object<'_>, Failure> {
-        let path: OwnedObjectPath = self.manager().await?.call("GetProxy", &name).await?;
-        Ok(Object(Proxy::new(&self.0, NAME, path, "org.proxyd1.Proxy").await?))
     }
 }
 
+/// A connection to the daemon's bus.
+pub(crate) struct Client(Connection);
+
+impl Client {
+    /// Connects to the system bus, here or by ssh on `host`.
+    pub(crate) async fn connect(host: Option<&str>) -> Result<Self, Failure> {
+        let Some(host) = host else { return Ok(Self(Connection::system().await?)) };
+        // As `systemctl -H` does it: the bridge is a part of systemd there.
+        let host = utf8_percent_encode(host, NON_ALPHANUMERIC);
+        let address =
+            format!("unixexec:path=ssh,argv1=-xT,argv2=--,argv3={host},argv4=systemd-stdio-bridge");
+        let connected = async { Builder::address(address.as_str()).build().await };
+        connected.await.map(Self).map_err(|error| Failure::no_host(&error))
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.0
+    }
+
+    pub(crate) async fn manager(&self) -> Result<Object<'_>, Failure> {
+        Ok(Object(Proxy::new(&self.0, NAME, ROOT, Kind::Manager.interface()).await?))
+    }
+
+    /// The object at `path`.
+    pub(crate) async fn object(
+        &self,
+        kind: Kind,
+        path: OwnedObjectPath,
+    ) -> Result<Object<'_>, Failure> {
+        Ok(Object(Proxy::new(&self.0, NAME, path, kind.interface()).await?))
+    }
+
+    /// The Proxy `name`.
+    pub(crate) async fn proxy(&self, name: &str) -> Result<Object<'_>, Failure> {
+        let path: OwnedObjectPath = self.manager().await?.call("GetProxy", &name).await?;
+        self.object(Kind::Proxy, path).await
+    }
+
+    /// The provider entry `entry`.
+    pub(crate) async fn provider(&self, entry: &str) -> Result<Object<'_>, Failure> {
+        let path = provider_path(entry).map_err(|error| Failure::bad_data(error.to_string()))?;
+        self.object(Kind::Provider, path).await
+    }
+
+    /// The image `key` of `entry`.
+    pub(crate) async fn image(&self, entry: &str, key: &str) -> Result<Object<'_>, Failure> {
+        let path = image_path(entry, key).map_err(|error| Failure::bad_data(error.to_string()))?;
+        self.object(Kind::Image, path).await
+    }
+
+    /// The job of that number.
+    pub(crate) async fn job(&self, id: u64) -> Result<Object<'_>, Failure> {
+        let path = OwnedObjectPath::try_from(format!("{ROOT}/job/{id}"));
+        self.object(Kind::Job, path?).await
+    }
+
+    /// Every object of a kind, in the order of their paths.
+    pub(crate) async fn all(
+        &self,
+        kind: Kind,
+    ) -> Result<Vec<(OwnedObjectPath, Properties)>, Failure> {
+        let manager = ObjectManagerProxy::new(&self.0, NAME, ROOT).await?;
+        let objects = manager.get_managed_objects().await?;
+        let mut found: Vec<_> = objects
+            .into_iter()
+            .filter_map(|(path, mut interfaces)| {
+                let at = interfaces.keys().find(|name| name.as_str() == kind.interface())?.clone();
+                let properties = interfaces.remove(&at)?;
+                Some((path, value::properties(properties)))
+            })
+            .collect();
+        found.sort_by(|a, b| a.0.as_str().cmp(b.0.as_str()));
+        Ok(found)
+    }
+}
+
+/// Whether the bus takes `spec` in one message.
+pub(crate) fn check_size(spec: &Spec) -> Result<(), Failure> {
+    let size = |value: &SpecValue| match value {
+        SpecValue::Bytes(bytes) => bytes.len(),
+        _ => 0,
+    };
+    let bytes: usize = spec.values().map(size).sum();
+    if bytes < MAX_MESSAGE - (64 << 10) {
+        return Ok(());
+    }
+    Err(Failure::bad_data(format!(
+        "user-data and network-config have {bytes} bytes together, and the system bus takes no \
+         message beyond {MAX_MESSAGE}: have the guest fetch the rest"
+    )))
+}
+
 /// One object of the daemon, called so that polkit may ask the caller for a password.
-struct Object<'a>(Proxy<'a>);
+pub(crate) struct Object<'a>(Proxy<'a>);
 
 impl Object<'_> {
-    async fn call<R>(
+    pub(crate) async fn call<R>(
         &self,
         method: &'static str,
         body: &(impl serde::Serialize + zbus::DynamicType),
@@ -119,11 +149,12 @@ impl Object<'_> {
         let answer = self.0.call_with_flags(method, flags, body).await?;
         answer.ok_or_else(|| Failure::other(format!("{method} gave no answer")))
     }
-}
 
-fn size(value: &SpecValue) -> usize {
-    match value {
-        SpecValue::Bytes(bytes) => bytes.len(),
-        _ => 0,
+    /// All its properties as they are now.
+    pub(crate) async fn properties(&self) -> Result<Properties, Failure> {
+        let proxy = PropertiesProxy::new(self.0.connection(), NAME, self.0.path()).await?;
+        let interface: InterfaceName<'_> = self.0.interface().to_owned();
+        let all: HashMap<_, _> = proxy.get_all(interface).await?;
+        Ok(value::properties(all))
     }
 }
