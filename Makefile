@@ -11,6 +11,7 @@ datadir     = $(PREFIX)/share
 unitdir     = $(PREFIX)/lib/systemd/system
 sysusersdir = $(PREFIX)/lib/sysusers.d
 catalogdir  = $(PREFIX)/lib/systemd/catalog
+mandir      = $(datadir)/man
 
 .PHONY: help deps build install quick disks test soak bench lint demo demo-down clean
 
@@ -46,6 +47,19 @@ install:
 	install -Dm0644 dbus/org.proxyd1.policy \
 	  $(DESTDIR)$(datadir)/polkit-1/actions/org.proxyd1.policy
 	install -Dm0644 -t $(DESTDIR)$(datadir)/dbus-1/interfaces dbus/org.proxyd1.*.xml
+	install -Dm0644 dbus/org.proxyd1.service \
+	  $(DESTDIR)$(datadir)/dbus-1/system-services/org.proxyd1.service
+	install -Dm0644 -t $(DESTDIR)$(mandir)/man1 docs/man/*.1
+	install -Dm0644 -t $(DESTDIR)$(mandir)/man5 docs/man/*.5
+	install -Dm0644 -t $(DESTDIR)$(mandir)/man8 docs/man/*.8
+	install -d $(addprefix $(DESTDIR)$(datadir)/,bash-completion/completions \
+	  zsh/site-functions fish/vendor_completions.d)
+	target/release/proxyctl completions bash \
+	  > $(DESTDIR)$(datadir)/bash-completion/completions/proxyctl
+	target/release/proxyctl completions zsh \
+	  > $(DESTDIR)$(datadir)/zsh/site-functions/_proxyctl
+	target/release/proxyctl completions fish \
+	  > $(DESTDIR)$(datadir)/fish/vendor_completions.d/proxyctl.fish
 	install -Dm0755 systemd/activate $(DESTDIR)$(datadir)/proxyd/activate
 
 quick: deps

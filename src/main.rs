@@ -93,3 +93,24 @@ fn check(path: &std::path::Path) -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// The page in docs/man is made from the definitions. With `BLESS=1` it is written
+    /// anew.
+    #[test]
+    #[expect(clippy::unwrap_used, reason = "a test may")]
+    fn the_man_page_is_that_of_the_definitions() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/man/proxyd.8");
+        let mut made = Vec::new();
+        clap_mangen::Man::new(Arguments::command()).section("8").render(&mut made).unwrap();
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&path, &made).unwrap();
+        }
+        assert!(std::fs::read(&path).unwrap() == made, "{}: run with BLESS=1", path.display());
+    }
+}

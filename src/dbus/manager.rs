@@ -84,6 +84,7 @@ impl Manager {
     /// UserData s or ay, NetworkConfig s or ay, ImageSha256 s, ImageFormat s,
     /// AllowedClients as, Vcpus u, MemoryMiB t, DiskGiB t, Port q, HealthUrl s,
     /// Autostart b.
+    #[zbus(out_args("proxy"))]
     async fn create_proxy(
         &self,
         name: &str,
@@ -101,6 +102,7 @@ impl Manager {
     /// keep it from that, as the error it would give. Changes nothing. The server of an
     /// image that isn't in the pool is asked for its size; where that is a URL of the
     /// caller's own, this needs the right to manage Proxies.
+    #[zbus(out_args("plan"))]
     async fn plan_proxy(
         &self,
         name: &str,
@@ -116,6 +118,7 @@ impl Manager {
     }
 
     /// The object of the Proxy `name`.
+    #[zbus(out_args("proxy"))]
     async fn get_proxy(&self, name: &str) -> Result<OwnedObjectPath, CallError> {
         let handle = self.services.supervisor.get(&checked(name)?)?;
         Ok(path::proxy(handle.name()))
@@ -134,12 +137,14 @@ impl Manager {
     }
 
     /// All Proxies: name, phase, healthy, provider, endpoint, object path.
+    #[zbus(out_args("proxies"))]
     async fn list_proxies(&self) -> Vec<ProxyRow> {
         self.services.supervisor.list().iter().map(row).collect()
     }
 
     /// Begins to have an image in the storage pool of a provider entry, before a Proxy
     /// needs it, and returns the job that does it: the one under way when there is one.
+    #[zbus(out_args("job"))]
     async fn fetch_image(
         &self,
         entry: &str,
@@ -156,6 +161,7 @@ impl Manager {
     /// under way when there is one. The job fails with
     /// org.proxyd1.Error.BaseChanged when the base is damaged; no guest is started on
     /// it then.
+    #[zbus(out_args("job"))]
     async fn verify_image(
         &self,
         entry: &str,
@@ -185,6 +191,7 @@ impl Manager {
     /// Removes bases and leftovers that are proxyd's and that nothing uses, or, as a
     /// dry run, only lists them: path, bytes, reason. Entries of type kvm2 are passed
     /// over.
+    #[zbus(out_args("leftovers"))]
     async fn prune_images(
         &self,
         dry_run: bool,

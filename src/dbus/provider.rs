@@ -64,6 +64,7 @@ impl Provider {
     /// Looks through what guests need of the host: connection, pool, publish, space,
     /// network, firmware, kvm. Each row tells what was looked at, whether it is as it
     /// should be, and what was found or the way out. Changes nothing.
+    #[zbus(out_args("checks"))]
     async fn check(&self) -> Vec<CheckRow> {
         let rows = self.provider.check().await.into_iter();
         rows.map(|row| (row.what.to_owned(), row.passed, row.message)).collect()
@@ -73,6 +74,7 @@ impl Provider {
     /// Proxy's name, the domain, the Proxy's UUID if the domain's metadata proves it
     /// (else empty), the volumes. They may belong to another daemon that shares the
     /// host.
+    #[zbus(out_args("leftovers"))]
     async fn list_leftovers(&self) -> Result<Vec<LeftoverRow>, CallError> {
         let found = self.services.supervisor.leftovers(&self.settings.name).await?;
         Ok(found.into_iter().map(row).collect())
@@ -92,6 +94,7 @@ impl Provider {
 
     /// Makes a Proxy of what is left of one, as CreateProxy would with `spec`, around
     /// the guest that is there. One that runs goes on running.
+    #[zbus(out_args("proxy"))]
     async fn adopt(
         &self,
         name: &str,

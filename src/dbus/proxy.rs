@@ -88,6 +88,7 @@ impl Proxy {
     /// key that changed, with when that takes effect: live, next-start (Restart brings
     /// it), or rebuild (Rebuild brings it). Until then the condition UpToDate does not
     /// hold, and names what is waited for.
+    #[zbus(out_args("effects"))]
     async fn update(
         &self,
         spec: HashMap<String, SpecValue>,
@@ -161,6 +162,7 @@ impl Proxy {
     /// Probes the proxy at once: whether the health URL answers through it, and what
     /// was found, with the hop that failed. Needs the right to manage proxies, since
     /// it makes the daemon send a request.
+    #[zbus(out_args("healthy", "found"))]
     async fn probe(
         &self,
         #[zbus(connection)] connection: &Connection,
@@ -185,6 +187,7 @@ impl Proxy {
     /// that holds it up, the likely cause, domain, guest agent and lease, and the ends
     /// of the serial console and of QEMU's log. Both may hold what the guest printed,
     /// so this needs the right to manage proxies.
+    #[zbus(out_args("evidence"))]
     async fn evidence(
         &self,
         #[zbus(connection)] connection: &Connection,
@@ -196,6 +199,7 @@ impl Proxy {
 
     /// The last `bytes` of the guest's serial console, at most 1 MiB. It may hold what
     /// only the guest's operator should see, so this needs the right to manage proxies.
+    #[zbus(out_args("log"))]
     async fn console_log(
         &self,
         bytes: u64,

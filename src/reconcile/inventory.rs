@@ -112,6 +112,8 @@ struct Keeper {
     stale: BTreeMap<EntryName, Waiting>,
     /// Entries that are being looked at.
     looking: BTreeMap<EntryName, Waiting>,
+    /// Who waits for what was seen to be told.
+    seen: Waiting,
     looks: JoinSet<Looked>,
     links: JoinSet<EntryName>,
     images: watch::Sender<Arc<Images>>,
@@ -129,6 +131,7 @@ pub(super) fn keep(
         surveys: BTreeMap::new(),
         stale: BTreeMap::new(),
         looking: BTreeMap::new(),
+        seen: Waiting::new(),
         looks: JoinSet::new(),
         links: JoinSet::new(),
         images,
@@ -196,6 +199,10 @@ impl Keeper {
             }
             changed
         });
+        for waiting in self.seen.drain(..) {
+            // It may have stopped waiting.
+            let _ = waiting.send(());
+        }
     }
 
     fn views(&self) -> Vec<(ProxyName, Arc<View>)> {
@@ -229,10 +236,7 @@ impl Keeper {
             Ok(sightings) => (survey.sightings, survey.trouble) = (sightings, None),
             Err(fault) => survey.trouble = Some(fault.message),
         }
-        for waiting in self.looking.remove(&entry).into_iter().flatten() {
-            // It may have stopped waiting.
-            let _ = waiting.send(());
-        }
+        self.seen.extend(self.looking.remove(&entry).into_iter().flatten());
     }
 
     fn reconfigured(&mut self) {
