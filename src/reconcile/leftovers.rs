@@ -71,7 +71,7 @@ impl Supervisor {
     /// are: their names alone prove nothing.
     pub async fn remove_leftover(&self, entry: &EntryName, domain: &str) -> Result<(), Fault> {
         let _admission = self.admission.lock().await;
-        let leftover = self.leftover(entry, |leftover| leftover.domain == domain).await?;
+        let leftover = self.leftover(entry, domain, |leftover| leftover.domain == domain).await?;
         let (uuid, slot) = leftover.identity.ok_or_else(|| unproven(&leftover))?;
         let guest = Guest { name: leftover.proxy.clone(), uuid, slot };
         let has = |name: &String| leftover.volumes.contains(name);
@@ -100,7 +100,8 @@ impl Supervisor {
         }
         self.check(&spec)?;
         let entry = spec.provider.clone();
-        let leftover = self.leftover(&entry, |leftover| leftover.proxy == name).await?;
+        let leftover =
+            self.leftover(&entry, name.as_str(), |leftover| leftover.proxy == name).await?;
         let (uuid, slot) = leftover.identity.ok_or_else(|| unproven(&leftover))?;
         let provider = self.configured().providers.get(&entry)?;
         let base = provider.adopt(&Guest { name: name.clone(), uuid, slot }).await?;
@@ -115,6 +116,7 @@ impl Supervisor {
     async fn leftover(
         &self,
         entry: &EntryName,
+        name: &str,
         wanted: impl Fn(&Leftover) -> bool,
     ) -> Result<Leftover, Fault> {
         let mut found: Vec<_> =
@@ -122,7 +124,11 @@ impl Supervisor {
         // Of two guests of a Proxy, one with a domain says more.
         found.sort_by_key(|leftover| leftover.identity.is_none());
         found.into_iter().next().ok_or_else(|| {
-            let message = format!("nothing of that name is left at provider entry {entry}");
+            let shown: String = name.chars().take(80).collect();
+            let message = format!(
+                "nothing is left of {shown:?} at provider entry {entry}: ListLeftovers tells \
+                 what is"
+            );
             Fault::new(FaultKind::NoSuchProxy, message)
         })
     }

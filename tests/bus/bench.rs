@@ -126,6 +126,14 @@ impl Bench {
             .unwrap()
     }
 
+    /// Resident memory of the daemon in KiB.
+    pub fn memory(&self) -> u64 {
+        let pid = self.daemon.as_ref().expect("a daemon").id();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
     }

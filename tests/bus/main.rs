@@ -13,8 +13,10 @@ use bench::Bench;
 mod bench;
 mod clock;
 mod images;
+mod load;
 mod pool;
 mod proxyctl;
+mod terminal;
 
 /// One entry on libvirt's test driver, whose pool has no directory on this host.
 fn config() -> Value {

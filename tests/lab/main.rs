@@ -9,3 +9,4 @@ mod host;
 mod images;
 mod lifecycle;
 mod main_job;
+mod operators;

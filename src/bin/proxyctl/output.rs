@@ -3,7 +3,7 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
-use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -28,6 +28,9 @@ pub(crate) fn write_json(value: &impl Serialize) -> Result<(), Failure> {
     write(format!("{text}\n").as_bytes())
 }
 
+/// Columns that are never folded: few words, and what people copy.
+const FIRM: [&str; 7] = ["ID", "PHASE", "HEALTHY", "STATE", "RESULT", "SIZE", "ENDPOINT"];
+
 /// Writes a table, and how many of `what` it has. Not on a terminal, lines are as long
 /// as they need to be.
 pub(crate) fn write_table(
@@ -46,8 +49,11 @@ pub(crate) fn write_table(
         true => ContentArrangement::Dynamic,
         false => ContentArrangement::Disabled,
     });
-    for column in table.column_iter_mut() {
+    for (column, name) in table.column_iter_mut().zip(header) {
         column.set_padding((0, 2));
+        if FIRM.contains(name) {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
     }
     if std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty()) {
         table.force_no_tty();

@@ -62,12 +62,11 @@ async fn list(client: &Client, form: Form) -> Result<(), Failure> {
             state(text(proxy, "phase")),
             state(yes(flag(proxy, "healthy"))),
             plain(text(proxy, "provider")),
-            plain(text(proxy, "image")),
             plain(text(proxy, "endpoint")),
             plain(text(proxy, "reason")),
         ]
     };
-    let header = ["NAME", "PHASE", "HEALTHY", "PROVIDER", "IMAGE", "ENDPOINT", "REASON"];
+    let header = ["NAME", "PHASE", "HEALTHY", "PROVIDER", "ENDPOINT", "REASON"];
     let rows: Vec<Vec<Cell>> = proxies.iter().map(row).collect();
     let what = if rows.len() == 1 { "Proxy" } else { "Proxies" };
     write_table(&header, rows, what)
