@@ -103,7 +103,6 @@ mod tests {
     /// The page in docs/man is made from the definitions. With `BLESS=1` it is written
     /// anew.
     #[test]
-    #[expect(clippy::unwrap_used, reason = "a test may")]
     fn the_man_page_is_that_of_the_definitions() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/man/proxyd.8");
         let mut made = Vec::new();

@@ -178,9 +178,14 @@ fn everything_is_allowed(host: &Host, user: &str) {
                 assert!(!said.contains("not authorized"), "{user}: {}: {said}", call.member);
             }
         }
-        if call.member == "Proxy.Restart" {
-            let own = format!("of-{user}");
-            host.await_text(&own, "Reason", "AwaitingAddress", STEP);
+        match call.member {
+            "Proxy.Restart" => {
+                host.await_text(&format!("of-{user}"), "Reason", "AwaitingAddress", STEP);
+            }
+            "Manager.FetchImage" => host.wait("the image to be fetched", STEP, || {
+                host.run("proxyctl image show home spare").contains("State: ready")
+            }),
+            _ => {}
         }
     }
     for gone in [format!("of-{user}"), format!("and-{user}")] {
@@ -192,7 +197,7 @@ fn everything_is_allowed(host: &Host, user: &str) {
 fn all_there_is(host: &Host) -> String {
     host.run(
         "busctl call org.proxyd1 /org/proxyd1 org.proxyd1.Manager ListProxies; \
-         ls -l --time-style=full-iso /var/lib/libvirt/images; virsh list --all; \
+         ls -l --time-style=full-iso -I '*.lock' /var/lib/libvirt/images; virsh list --all; \
          sha256sum /var/lib/proxyd/proxies/*",
     )
 }
@@ -371,7 +376,7 @@ fn the_first_call_starts_the_daemon(host: &Host) {
 
 fn another_host_is_reached_by_ssh(host: &Host) {
     host.run(
-        "systemctl start ssh; ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519; \
+        "ssh-keygen -A > /dev/null; systemctl start ssh; mkdir -p -m 700 /root/.ssh; ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519; \
          cp /root/.ssh/id_ed25519.pub /root/.ssh/authorized_keys; \
          ssh-keyscan -t ed25519 127.0.0.1 > /root/.ssh/known_hosts 2> /dev/null",
     );

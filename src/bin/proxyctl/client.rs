@@ -1,9 +1,11 @@
 //! The daemon as seen from here.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use proxyd::dbus::{SpecValue, image_path, provider_path};
+use zbus::Address;
+use zbus::address::transport::{Transport, Unixexec};
 use zbus::connection::Builder;
 use zbus::fdo::{ObjectManagerProxy, PropertiesProxy};
 use zbus::names::InterfaceName;
@@ -49,10 +51,11 @@ impl Client {
     pub(crate) async fn connect(host: Option<&str>) -> Result<Self, Failure> {
         let Some(host) = host else { return Ok(Self(Connection::system().await?)) };
         // As `systemctl -H` does it: the bridge is a part of systemd there.
-        let host = utf8_percent_encode(host, NON_ALPHANUMERIC);
-        let address =
-            format!("unixexec:path=ssh,argv1=-xT,argv2=--,argv3={host},argv4=systemd-stdio-bridge");
-        let connected = async { Builder::address(address.as_str()).build().await };
+        // As an address in words it would be taken with its escapes.
+        let arguments = ["-xT", "--", host, "systemd-stdio-bridge"].map(OsString::from);
+        let bridge = Unixexec::new("ssh".into(), None, arguments.into());
+        let address = Address::new(Transport::Unixexec(bridge));
+        let connected = Builder::address(address).build();
         connected.await.map(Self).map_err(|error| Failure::no_host(&error))
     }
 
