@@ -37,7 +37,7 @@ pub use settings::{
 use error::{Pointer, Report};
 use section::{Node, Section};
 
-use crate::model::EntryName;
+use crate::model::{EntryName, MAX_PROXIES};
 
 const KEYS: [&str; 5] = ["images", "providers", "proxies", "health", "metrics"];
 /// More than this is no configuration.
@@ -84,6 +84,10 @@ fn providers_and_proxies(root: &Section<'_>) -> (Option<Providers>, Option<proxy
     let entries = provider::read_all(root, &images.clone().unwrap_or_default());
     let references = entries.as_ref().filter(|_| images.is_some());
     let proxies = proxy::read_all(&root.get_or_empty("proxies"), references);
+    if let Some(number) = proxies.as_ref().map(BTreeMap::len).filter(|of| *of > MAX_PROXIES) {
+        let text = format!("{number} Proxies are too many: one daemon keeps at most {MAX_PROXIES}");
+        root.node().report().add(&Pointer::default().child("proxies"), text);
+    }
     if let (Some(entries), Some(proxies)) = (&entries, &proxies) {
         collide::check(entries, proxies, root.node().report());
     }

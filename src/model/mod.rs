@@ -1,6 +1,10 @@
 //! The vocabulary every other module speaks: identifiers, the specification of a
 //! Proxy, its status, and the one error type. Pure: nothing here does I/O.
 
+/// Proxies that one daemon keeps, at most: all that is told of them has to fit into one
+/// message of the system bus, which are 32 MiB.
+pub const MAX_PROXIES: usize = 4096;
+
 mod fault;
 mod guest;
 mod id;

@@ -18,7 +18,7 @@ use super::{Configured, Handle, Order, Shared};
 use crate::config::{DeclaredProxy, OnRemoval};
 use crate::journal;
 use crate::metrics::Metrics;
-use crate::model::{Fault, FaultKind, Origin, Phase, ProxyName, ProxySpec};
+use crate::model::{Fault, FaultKind, MAX_PROXIES, Origin, Phase, ProxyName, ProxySpec};
 use crate::provider::Bells;
 use crate::store::{Record, Store};
 
@@ -163,13 +163,21 @@ impl Supervisor {
     /// # Errors
     /// `AlreadyExists` when one of the name has another specification, `Busy` when it
     /// is on its way out, `NoSuchProvider` and `NoSuchImage` for what the
-    /// configuration lacks, `StateFailed` when it can't be recorded.
+    /// configuration lacks, `InvalidArgument` when there are [`MAX_PROXIES`],
+    /// `StateFailed` when it can't be recorded.
     pub async fn create(&self, name: ProxyName, spec: ProxySpec) -> Result<Created, Fault> {
         let _admission = self.admission.lock().await;
         if let Ok(handle) = self.get(&name) {
             return same(handle, &spec).map(Created::Unchanged);
         }
         self.check(&spec)?;
+        if self.lock().len() >= MAX_PROXIES {
+            let text = format!(
+                "name: there are {MAX_PROXIES} Proxies, the most that one daemon keeps: delete \
+                 some before {name}"
+            );
+            return Err(Fault::new(FaultKind::InvalidArgument, text));
+        }
         let record = Record::new(name, spec, Origin::Api, OnRemoval::Delete);
         self.admit(record).await.map(Created::New)
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use proxyd::dbus::SpecValue;
+use proxyd::model::MAX_PROXIES;
 use zbus::fdo::ObjectManagerProxy;
 use zbus::{Connection, MatchRule, MessageStream, Proxy};
 
@@ -130,4 +131,40 @@ async fn what_is_too_large_or_malformed_is_refused_by_name() {
     manager.call_method("CreateProxy", &("x", spec)).await.unwrap_err();
     assert_eq!(bench.call("ListProxies").unwrap(), "a(ssbsso) 0");
     assert_eq!(std::fs::read_dir(bench.home.path().join("state/proxies")).unwrap().count(), 0);
+}
+
+/// 10,000 are asked for: as many as one daemon keeps are made, the rest is refused by
+/// name, and all that is told of them fits into a message of the system bus.
+#[tokio::test(flavor = "multi_thread")]
+async fn there_is_an_end_to_proxies() {
+    use futures_util::StreamExt as _;
+    let bench = Bench::started(&config());
+    let connection = connect(&bench).await;
+    let manager = &manager(&connection).await;
+    let create = |number: usize| async move {
+        let spec = HashMap::from([("Image", SpecValue::Text("debian-13".into()))]);
+        manager.call_method("CreateProxy", &(format!("proxy-{number}"), spec)).await
+    };
+    let made = futures_util::stream::iter((0..10_000).map(create)).buffer_unordered(16);
+    let refused: Vec<_> = made.filter_map(async |answer| answer.err()).collect().await;
+    assert_eq!(refused.len(), 10_000 - MAX_PROXIES);
+    let told = refused[0].to_string();
+    assert!(told.contains("InvalidArgument") && told.contains("4096 Proxies"), "{told}");
+    let all = manager_of_objects(&connection).await;
+    assert!(all < 24 << 20, "{all} bytes tell of all objects");
+
+    let mut declared = config();
+    for number in 0..10_000 {
+        declared["proxies"][format!("p{number}")] = serde_json::json!({ "image": "debian-13" });
+    }
+    bench.configure(&declared);
+    let refused = bench.call("Reload").unwrap_err();
+    assert!(refused.contains("/proxies: 10000 Proxies are too many"), "{refused}");
+}
+
+/// The bytes of the message that tells of all objects.
+async fn manager_of_objects(connection: &Connection) -> usize {
+    let interface = "org.freedesktop.DBus.ObjectManager";
+    let objects = Proxy::new(connection, NAME, ROOT, interface).await.unwrap();
+    objects.call_method("GetManagedObjects", &()).await.unwrap().body().len()
 }
