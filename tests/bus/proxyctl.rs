@@ -64,6 +64,16 @@ fn proxyctl_without_a_daemon_says_how_to_start_it_and_still_shows_the_preset() {
     let shown = bench.proxyctl(&["preset", "show", "--port=8080", "--allow=192.0.2.0/24"]);
     let preset = proxyd::seed::preset(8080, &["192.0.2.0/24".parse().unwrap()]);
     assert_eq!(String::from_utf8(shown.stdout).unwrap(), preset);
+    bench.configure(&config());
+    let path = bench.config_path().display().to_string();
+    let checked = bench.proxyctl(&["config", "check", &path]);
+    assert!(checked.status.success(), "{checked:?}");
+    std::fs::write(bench.config_path(), r#"{"providers": {"home": {"pol": "x"}}}"#).unwrap();
+    let checked = bench.proxyctl(&["config", "check", &path]);
+    assert_eq!(checked.status.code(), Some(78));
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+    assert!(said.contains("/providers/home/pol"), "{said}");
+    assert_eq!(bench.proxyctl(&["config", "check", "/nowhere"]).status.code(), Some(66));
 }
 
 /// The right to manage proxies is needed, and root has it on this bus.

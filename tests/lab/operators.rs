@@ -50,6 +50,7 @@ fn every_member_for_everybody_who_may() {
     proxyctl_is_refused(&host, "bob");
     the_bus_lets_nothing_else_through(&host);
     user_data_is_not_given_back(&host);
+    what_the_shells_and_man_read_is_installed(&host);
     the_first_call_starts_the_daemon(&host);
     another_host_is_reached_by_ssh(&host);
     a_program_in_python_does_it(&host);
@@ -360,6 +361,15 @@ fn user_data_is_not_given_back(host: &Host) {
     assert_eq!(decoded, SECRET);
 }
 
+fn what_the_shells_and_man_read_is_installed(host: &Host) {
+    host.run(
+        "cd /usr/share; bash -n bash-completion/completions/proxyctl; \
+         grep -q '#compdef proxyctl' zsh/site-functions/_proxyctl; \
+         grep -q 'complete -c proxyctl' fish/vendor_completions.d/proxyctl.fish; \
+         test -s man/man1/proxyctl.1; test -s man/man5/org.proxyd1.5; test -s man/man8/proxyd.8",
+    );
+}
+
 fn the_first_call_starts_the_daemon(host: &Host) {
     host.run("systemctl stop proxyd");
     let (done, said) = as_user(host, "bob", "proxyctl list");
@@ -394,7 +404,7 @@ fn a_program_in_python_does_it(host: &Host) {
     host.write("/srv/proxies.py", include_bytes!("../../docs/examples/proxies.py"));
     let neighbour = "(until mac=$(virsh -q domiflist proxy-example 2>/dev/null | grep -o '52:.*'); \
                      do sleep 0.2; done; ip neigh replace 192.168.122.77 lladdr $mac dev virbr0 \
-                     nud permanent) &";
+                     nud stale) &";
     let said = host.run(&format!("{neighbour} python3 /srv/proxies.py example blank; wait"));
     for words in ["Provisioning AwaitingAddress", "endpoint http://192.168.122.77:3128"] {
         assert!(said.contains(words), "{said}");
