@@ -511,6 +511,8 @@ fn the_host_is_checked_and_the_metrics_are_told() {
     HOST.run("virsh -q net-start default");
     assert!(rows.contains("network FAIL") && rows.contains("virsh net-start"), "{rows}");
     assert_eq!(check.status.code(), Some(1));
+    HOST.attempt("proxyctl image evict home other");
+    HOST.proxyctl("image fetch home other");
     let metrics = HOST.run("curl -sf --unix-socket /run/proxyd/metrics.sock http://x/metrics");
     for line in [
         "proxyd_proxies{phase=\"Provisioning\"} 1",
