@@ -100,7 +100,12 @@ impl Client {
         self.object(Kind::Job, path?).await
     }
 
-    /// Every object of a kind, in the order of their paths.
+    /// What is to be told of every object of a kind, in the order of their paths.
+    pub(crate) async fn told_of(&self, kind: Kind) -> Result<Vec<Properties>, Failure> {
+        Ok(self.all(kind).await?.into_iter().map(|(_, of)| of).collect())
+    }
+
+    /// Every object of a kind with its path, in their order.
     pub(crate) async fn all(
         &self,
         kind: Kind,

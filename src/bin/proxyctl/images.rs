@@ -25,8 +25,7 @@ pub(crate) async fn run(client: &Client, command: Image, form: Form) -> Result<(
 }
 
 async fn list(client: &Client, form: Form) -> Result<(), Failure> {
-    let images: Vec<Properties> =
-        client.all(Kind::Image).await?.into_iter().map(|(_, image)| image).collect();
+    let images = client.told_of(Kind::Image).await?;
     if form == Form::Json {
         return write_json(&images);
     }

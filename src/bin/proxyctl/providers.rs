@@ -32,8 +32,7 @@ pub(crate) async fn run(client: &Client, command: Provider, form: Form) -> Resul
 }
 
 async fn list(client: &Client, form: Form) -> Result<(), Failure> {
-    let entries: Vec<Properties> =
-        client.all(Kind::Provider).await?.into_iter().map(|(_, entry)| entry).collect();
+    let entries = client.told_of(Kind::Provider).await?;
     if form == Form::Json {
         return write_json(&entries);
     }

@@ -51,8 +51,7 @@ pub(crate) async fn run(client: &Client, command: Command, form: Form) -> Result
 }
 
 async fn list(client: &Client, form: Form) -> Result<(), Failure> {
-    let proxies: Vec<Properties> =
-        client.all(Kind::Proxy).await?.into_iter().map(|(_, proxy)| proxy).collect();
+    let proxies = client.told_of(Kind::Proxy).await?;
     if form == Form::Json {
         return write_json(&proxies);
     }
