@@ -37,6 +37,18 @@ impl Manager {
         Self { services }
     }
 
+    /// The image that a caller who may change images means.
+    async fn managed_image(
+        &self,
+        entry: &str,
+        key: &str,
+        connection: &Connection,
+        call: &Header<'_>,
+    ) -> Result<ImageId, CallError> {
+        self.services.manages_images(connection, call).await?;
+        Ok(image_id(entry, key)?)
+    }
+
     /// Name and specification of a Proxy that is to be.
     fn proposed(
         &self,
@@ -152,8 +164,8 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath, CallError> {
-        self.services.manages_images(connection, &call).await?;
-        let job = self.services.supervisor.fetch_image(&image_id(entry, key)?).await?;
+        let image = self.managed_image(entry, key, connection, &call).await?;
+        let job = self.services.supervisor.fetch_image(&image).await?;
         Ok(path::job(job.id))
     }
 
@@ -169,8 +181,8 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath, CallError> {
-        self.services.manages_images(connection, &call).await?;
-        let job = self.services.supervisor.verify_image(&image_id(entry, key)?).await?;
+        let image = self.managed_image(entry, key, connection, &call).await?;
+        let job = self.services.supervisor.verify_image(&image).await?;
         Ok(path::job(job.id))
     }
 
@@ -184,8 +196,8 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] call: Header<'_>,
     ) -> Result<(), CallError> {
-        self.services.manages_images(connection, &call).await?;
-        Ok(self.services.supervisor.evict_image(&image_id(entry, key)?).await?)
+        let image = self.managed_image(entry, key, connection, &call).await?;
+        Ok(self.services.supervisor.evict_image(&image).await?)
     }
 
     /// Removes bases and leftovers that are proxyd's and that nothing uses, or, as a

@@ -134,7 +134,7 @@ impl Provider {
         self.settings.pool.clone()
     }
 
-    /// connecting before it is first needed, connected, or failed.
+    /// connecting until the first attempt has ended, connected, or failed.
     #[zbus(property)]
     fn state(&self) -> String {
         let word = match self.link() {

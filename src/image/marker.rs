@@ -160,7 +160,7 @@ impl Marker {
     }
 
     /// Whether it marks image `key` of `entry`.
-    pub(super) fn belongs_to(&self, entry: &EntryName, key: &ImageKey) -> bool {
+    pub fn belongs_to(&self, entry: &EntryName, key: &ImageKey) -> bool {
         (&self.entry, &self.key) == (entry, key)
     }
 

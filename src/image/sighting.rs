@@ -122,34 +122,44 @@ pub(super) fn survey(
     entry: &EntryName,
     wanted: &[ImageSource],
 ) -> Result<Vec<Sighting>, Fault> {
-    let look = |name: &str, key: &ImageKey, source: Option<&ImageSource>| {
-        let path = pool.path_of(name);
-        match stand(pool, name) {
-            Ok((marker, base)) => Sighting::new(path, key, source, &marker, base),
-            Err(fault) => Sighting::unreadable(path, key, fault),
-        }
-    };
-    let mut found: Vec<_> =
-        wanted.iter().map(|source| look(&source.base_name(), &source.key, Some(source))).collect();
+    let mut found: Vec<_> = wanted.iter().map(|source| look(pool, source)).collect();
     for name in pool.names()? {
         let Some(base) = name.to_str().and_then(base_of_marker) else { continue };
-        if let Ok(MarkerState::Valid(marker)) = pool.marker(base)
-            && let Some(key) = unasked(&marker, entry, base, wanted)
+        if wanted.iter().any(|source| source.base_name() == base) {
+            continue;
+        }
+        let Ok(state) = pool.marker(base) else { continue };
+        if let MarkerState::Valid(marker) = &state
+            && let Some(key) = unasked(marker, entry, base, wanted)
         {
-            found.push(look(base, &key, None));
+            found.push(match stands(pool, base, &state) {
+                Ok(there) => Sighting::new(pool.path_of(base), &key, None, &state, there),
+                Err(fault) => Sighting::unreadable(pool.path_of(base), &key, fault),
+            });
         }
     }
     Ok(found)
 }
 
-fn stand(pool: &DirectoryPool, name: &str) -> Result<(MarkerState, Option<bool>), Fault> {
-    let marker = pool.marker(name)?;
-    let base = match (pool.regular(name)?, &marker) {
-        (None, _) => None,
-        (Some(_), MarkerState::Valid(marker)) => Some(pool.is_identical(name, marker)?),
-        (Some(_), _) => Some(false),
-    };
-    Ok((marker, base))
+fn look(pool: &DirectoryPool, source: &ImageSource) -> Sighting {
+    let (name, key) = (source.base_name(), &source.key);
+    let seen = pool.marker(&name).and_then(|state| {
+        let there = stands(pool, &name, &state)?;
+        Ok((state, there))
+    });
+    match seen {
+        Ok((state, there)) => Sighting::new(pool.path_of(&name), key, Some(source), &state, there),
+        Err(fault) => Sighting::unreadable(pool.path_of(&name), key, fault),
+    }
+}
+
+/// Whether the base `name`, if it is there, is the file that its marker vouches for.
+fn stands(pool: &DirectoryPool, name: &str, marker: &MarkerState) -> Result<Option<bool>, Fault> {
+    match (pool.regular(name)?, marker) {
+        (None, _) => Ok(None),
+        (Some(_), MarkerState::Valid(marker)) => pool.is_identical(name, marker).map(Some),
+        (Some(_), _) => Ok(Some(false)),
+    }
 }
 
 /// The key of the base `name` of `entry`, if `marker` says that it is one, and if it is

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::jobs::{Job, JobKind, JobState};
-use super::{Configured, Event, Images, Supervisor, source};
+use super::{Configured, Event, Images, Supervisor, inventory, source};
 use crate::config::ProviderType;
 use crate::image::{ImageSource, Leftover};
 use crate::journal;
@@ -107,14 +107,8 @@ impl Supervisor {
         configured: &Configured,
         id: &ImageId,
     ) -> Result<ImageSource, Fault> {
-        let offered = configured.offered(&id.entry).into_iter();
-        let used = self.list().into_iter().filter_map(|handle| {
-            source::resolve(&configured.settings, &handle.view().spec)
-                .ok()
-                .map(|(source, _)| source)
-        });
-        offered
-            .chain(used)
+        inventory::wanted(configured, &id.entry, &inventory::users(&self.list(), configured))
+            .into_iter()
             .find(|source| source.id() == *id)
             .ok_or_else(|| source::no_such_image(&id.entry, &id.key))
     }

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::desk::Desk;
-use super::{Configured, Supervisor, View, source};
+use super::{Configured, Handle, Supervisor, View, source};
 use crate::image::{ImageSource, Sighting, Standing};
 use crate::model::{EntryName, Fault, ImageId, ProxyName, Sha256Digest, Timestamp};
 use crate::provider::LinkState;
@@ -174,10 +174,10 @@ impl Keeper {
             self.stale.entry(entry).or_default().extend(waiting);
         }
         let configured = self.supervisor.configured();
-        let views = self.views();
+        let users = users(&self.supervisor.list(), &configured);
         let mut images = Images::new();
         for entry in configured.settings.providers.keys() {
-            let wanted = wanted(&configured, entry, &views);
+            let wanted = wanted(&configured, entry, &users);
             if self.surveys.get(entry).is_none_or(|survey| survey.wanted != wanted) {
                 self.stale.entry(entry.clone()).or_default();
             }
@@ -186,7 +186,7 @@ impl Keeper {
         }
         // Nobody is to wait for an entry that has gone.
         self.stale.retain(|entry, _| configured.settings.providers.contains_key(entry));
-        note_uses(&mut images, &configured, &views);
+        note_uses(&mut images, &users);
         for id in self.desk.fetching() {
             if let Some(image) = images.get_mut(&id) {
                 (image.state, image.message) = (ImageState::Fetching, String::new());
@@ -203,11 +203,6 @@ impl Keeper {
             // It may have stopped waiting.
             let _ = waiting.send(());
         }
-    }
-
-    fn views(&self) -> Vec<(ProxyName, Arc<View>)> {
-        let handles = self.supervisor.list();
-        handles.iter().map(|handle| (handle.name().clone(), handle.view())).collect()
     }
 
     fn look(&mut self, configured: &Configured, entry: &EntryName, wanted: Vec<ImageSource>) {
@@ -292,20 +287,35 @@ impl Keeper {
     }
 }
 
+/// A Proxy, what its guests are made from, and what they will be made from.
+pub(super) struct User {
+    name: ProxyName,
+    view: Arc<View>,
+    source: Option<ImageSource>,
+}
+
+/// The Proxies as users of images.
+pub(super) fn users(handles: &[Handle], configured: &Configured) -> Vec<User> {
+    let user = |handle: &Handle| {
+        let view = handle.view();
+        let source = source::resolve(&configured.settings, &view.spec).ok();
+        User { name: handle.name().clone(), view, source: source.map(|(source, _)| source) }
+    };
+    handles.iter().map(user).collect()
+}
+
 /// The images of `entry` that are configured, or used by their URLs.
-fn wanted(
+pub(super) fn wanted(
     configured: &Configured,
     entry: &EntryName,
-    views: &[(ProxyName, Arc<View>)],
+    users: &[User],
 ) -> Vec<ImageSource> {
-    let mut wanted: BTreeMap<ImageId, ImageSource> =
-        configured.offered(entry).into_iter().map(|source| (source.id(), source)).collect();
-    for (_, view) in views.iter().filter(|(_, view)| view.spec.provider == *entry) {
-        if let Ok((source, _)) = source::resolve(&configured.settings, &view.spec) {
-            wanted.entry(source.id()).or_insert(source);
-        }
-    }
-    wanted.into_values().collect()
+    let used = users.iter().filter_map(|user| user.source.as_ref());
+    let used = used.filter(|source| source.entry == *entry).cloned();
+    let offered = configured.offered(entry);
+    // What is offered goes before what a URL says under the same key.
+    let all = used.chain(offered).map(|source| (source.id(), source));
+    all.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 fn shown(
@@ -333,8 +343,8 @@ fn shown(
 }
 
 /// Names at each image the Proxies whose guests are made from it, or will be.
-fn note_uses(images: &mut Images, configured: &Configured, views: &[(ProxyName, Arc<View>)]) {
-    let mut users: BTreeMap<ImageId, BTreeSet<ProxyName>> = BTreeMap::new();
+fn note_uses(images: &mut Images, users: &[User]) {
+    let mut uses: BTreeMap<ImageId, BTreeSet<ProxyName>> = BTreeMap::new();
     let mut files: BTreeMap<(EntryName, String), ImageId> = BTreeMap::new();
     for (id, image) in images.iter() {
         if let Some(file) = std::path::Path::new(&image.path).file_name() {
@@ -342,17 +352,14 @@ fn note_uses(images: &mut Images, configured: &Configured, views: &[(ProxyName, 
             files.insert((id.entry.clone(), file), id.clone());
         }
     }
-    for (name, view) in views {
-        let used = view
-            .bases
-            .iter()
-            .filter_map(|base| files.get(&(base.entry.clone(), base.file.clone())).cloned());
-        let wanted = source::resolve(&configured.settings, &view.spec);
-        for id in used.chain(wanted.ok().map(|(source, _)| source.id())) {
-            users.entry(id).or_default().insert(name.clone());
+    for User { name, view, source } in users {
+        let bases = view.bases.iter();
+        let used = bases.filter_map(|base| files.get(&(base.entry.clone(), base.file.clone())));
+        for id in used.cloned().chain(source.as_ref().map(ImageSource::id)) {
+            uses.entry(id).or_default().insert(name.clone());
         }
     }
-    for (id, names) in users {
+    for (id, names) in uses {
         if let Some(image) = images.get_mut(&id) {
             image.used_by = names.into_iter().collect();
         }

@@ -29,6 +29,9 @@ pub(super) fn survey(
     for volume in pool.list_all_volumes(0)? {
         let name = volume.name()?;
         let Some(base) = base_of_marker(&name) else { continue };
+        if wanted.iter().any(|source| source.base_name() == base) {
+            continue;
+        }
         let (state, _) = read_marker(connection, pool, base)?;
         if let MarkerState::Valid(marker) = &state
             && let Some(key) = unasked(marker, entry, base, wanted)
@@ -54,7 +57,7 @@ pub(super) fn verify(
         let (MarkerState::Valid(marker), _) = read_marker(connection, pool, &name)? else {
             continue;
         };
-        if unasked(&marker, entry, &name, &[]).is_none() {
+        if !marker.belongs_to(entry, key) {
             continue;
         }
         let Some(volume) = volumes::lookup(pool, &name)? else { continue };
