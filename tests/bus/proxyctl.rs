@@ -48,6 +48,10 @@ fn proxyctl_says_what_is_wrong_and_exits_as_sysexits_says() {
     refused(&["create", "x", "--image=a", "--user-data=/nowhere"], 66, "/nowhere: No such file");
     refused(&["evidence", "nobody"], 1, "there is no Proxy nobody");
     refused(&["create", "x"], 2, "--image");
+    refused(&["image", "show", "home", "nothing"], 1, "there is no image home nothing");
+    refused(&["job", "cancel", "99"], 1, "there is no job 99");
+    refused(&["provider", "check", "nowhere"], 1, "there is no provider nowhere");
+    refused(&["image", "show", "Home", "x"], 65, "provider entry \"Home\"");
     let large = bench.home.path().join("large");
     std::fs::File::create(&large).unwrap().set_len(33 << 20).unwrap();
     let large = format!("--user-data={}", large.display());
@@ -86,4 +90,28 @@ fn evidence_is_given_by_proxyctl() {
     let evidence: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(evidence["proxy"], "web");
     assert!(evidence["guest"]["console"]["error"].is_string(), "{evidence:#}");
+}
+
+/// What programs read has every property of the interface, and nothing else.
+#[test]
+fn json_has_the_properties_of_the_interface() {
+    let bench = Bench::started(&config());
+    bench.create("web", "1 Image s debian-13").unwrap();
+    let rows: [(&str, &[&str]); 3] = [
+        ("Proxy", &["--json", "list"]),
+        ("Image", &["--json", "image", "list"]),
+        ("Provider", &["--json", "provider", "list"]),
+    ];
+    for (interface, arguments) in rows {
+        let listed: Value = serde_json::from_slice(&bench.proxyctl(arguments).stdout).unwrap();
+        let shown: Vec<&String> = listed[0].as_object().unwrap().keys().collect();
+        let file = format!("{}/dbus/org.proxyd1.{interface}.xml", env!("CARGO_MANIFEST_DIR"));
+        let xml = std::fs::read_to_string(file).unwrap();
+        let properties = xml.lines().filter(|line| line.contains("<property "));
+        let names = properties.map(|line| line.split('"').nth(1).unwrap());
+        let mut names: Vec<String> =
+            names.map(|name| name[..1].to_lowercase() + &name[1..]).collect();
+        names.sort();
+        assert_eq!(shown, names.iter().collect::<Vec<_>>(), "{interface}");
+    }
 }

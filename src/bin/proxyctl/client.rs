@@ -1,18 +1,19 @@
 //! The daemon as seen from here.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 
 use proxyd::dbus::{SpecValue, image_path, provider_path};
 use zbus::Address;
 use zbus::address::transport::{Transport, Unixexec};
 use zbus::connection::Builder;
+use zbus::fdo::Error::UnknownObject;
 use zbus::fdo::{ObjectManagerProxy, PropertiesProxy};
 use zbus::names::InterfaceName;
 use zbus::proxy::MethodFlags;
 use zbus::{Connection, OwnedObjectPath, Proxy};
 
 use crate::failure::Failure;
+use crate::path::object;
 use crate::spec::Spec;
 use crate::value::{self, Properties};
 
@@ -154,15 +155,28 @@ impl Object<'_> {
         R: for<'d> zbus::wire::DynamicDeserialize<'d>,
     {
         let flags = MethodFlags::ALLOW_INTERACTIVE_AUTH;
-        let answer = self.0.call_with_flags(method, flags, body).await?;
-        answer.ok_or_else(|| Failure::other(format!("{method} gave no answer")))
+        let answer = self.0.call_with_flags(method, flags, body).await;
+        answer
+            .map_err(|error| self.failure(error))?
+            .ok_or_else(|| Failure::other(format!("{method} gave no answer")))
     }
 
     /// All its properties as they are now.
     pub(crate) async fn properties(&self) -> Result<Properties, Failure> {
         let proxy = PropertiesProxy::new(self.0.connection(), NAME, self.0.path()).await?;
         let interface: InterfaceName<'_> = self.0.interface().to_owned();
-        let all: HashMap<_, _> = proxy.get_all(interface).await?;
-        Ok(value::properties(all))
+        let all = proxy.get_all(interface).await;
+        Ok(value::properties(all.map_err(|error| self.failure(error.into()))?))
+    }
+
+    /// `error`, which may be that there is no such object.
+    fn failure(&self, error: zbus::Error) -> Failure {
+        match &error {
+            zbus::Error::FDO(known) if matches!(**known, UnknownObject(_)) => {
+                let what = object(self.0.path());
+                Failure::other(format!("there is no {what}, or not any more"))
+            }
+            _ => error.into(),
+        }
     }
 }

@@ -100,13 +100,12 @@ impl From<zbus::fdo::Error> for Failure {
 
 impl From<&zbus::fdo::Error> for Failure {
     fn from(error: &zbus::fdo::Error) -> Self {
-        use zbus::fdo::Error::{NameHasNoOwner, ServiceUnknown, UnknownObject};
-        let (message, code) = match error {
-            ServiceUnknown(_) | NameHasNoOwner(_) => (NOT_RUNNING.into(), EX_UNAVAILABLE),
-            UnknownObject(_) => ("there is no such thing, or not any more".into(), 1),
-            _ => (format!("the system bus: {error}"), EX_UNAVAILABLE),
+        use zbus::fdo::Error::{NameHasNoOwner, ServiceUnknown};
+        let message = match error {
+            ServiceUnknown(_) | NameHasNoOwner(_) => NOT_RUNNING.into(),
+            _ => format!("the system bus: {error}"),
         };
-        Self { message, code }
+        Self { message, code: EX_UNAVAILABLE }
     }
 }
 

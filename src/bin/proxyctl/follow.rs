@@ -10,7 +10,7 @@ use crate::Form;
 use crate::arguments::{Until, Wait};
 use crate::client::Object;
 use crate::failure::Failure;
-use crate::output::{write, write_json};
+use crate::output::{printable, write, write_json};
 use crate::value::{Properties, flag, number, text};
 
 /// How often is looked.
@@ -75,6 +75,7 @@ async fn patiently(object: &Object<'_>) -> Result<Properties, Failure> {
 /// What a Proxy that failed has to say for itself.
 async fn failed(proxy: &Object<'_>, of: &Properties) -> Failure {
     match proxy.call::<String>("Evidence", &()).await {
+        // As JSON it has no control characters.
         Ok(evidence) => eprintln!("{evidence}"),
         Err(failure) => eprintln!("proxyctl: no evidence: {failure}"),
     }
@@ -106,8 +107,8 @@ impl Steps {
     fn show(&mut self, of: &Properties) {
         let step = (text(of, "phase").to_owned(), text(of, "reason").to_owned());
         let seconds = self.began.elapsed().as_secs();
-        let line =
-            format!("[{seconds:>3} s] {:<12} {:<16} {}", step.0, step.1, text(of, "message"));
+        let message = printable(text(of, "message"));
+        let line = format!("[{seconds:>3} s] {:<12} {:<16} {message}", step.0, step.1);
         let new = self.last.as_ref() != Some(&step);
         match &self.bar {
             Some(bar) => {
@@ -166,7 +167,7 @@ fn show(bar: &ProgressBar, of: &Properties) {
     }
     bar.set_length(total);
     bar.set_position(done);
-    bar.set_message(text(of, "message").to_owned());
+    bar.set_message(printable(text(of, "message")));
 }
 
 fn bar() -> ProgressBar {

@@ -8,6 +8,7 @@ use crate::client::{Client, Kind};
 use crate::failure::Failure;
 use crate::follow;
 use crate::output::{plain, size, state, time, write, write_json, write_table};
+use crate::path::name;
 use crate::proxies::sheet;
 use crate::value::{Properties, number, text};
 
@@ -48,19 +49,6 @@ async fn list(client: &Client, form: Form) -> Result<(), Failure> {
 fn users(image: &Properties) -> Vec<String> {
     let paths = image.get("usedBy").and_then(serde_json::Value::as_array).into_iter().flatten();
     paths.filter_map(|path| name(path.as_str()?)).collect()
-}
-
-/// The last element of an object path, without its escapes.
-pub(crate) fn name(path: &str) -> Option<String> {
-    let mut rest = path.rsplit('/').next()?;
-    let mut name = String::new();
-    while let Some((before, after)) = rest.split_once('_') {
-        let code = u8::from_str_radix(after.get(..2)?, 16).ok()?;
-        name.push_str(before);
-        name.push(char::from(code));
-        rest = after.get(2..)?;
-    }
-    Some(name + rest)
 }
 
 async fn show(client: &Client, image: &ImageName, form: Form) -> Result<(), Failure> {
@@ -145,17 +133,4 @@ pub(crate) async fn jobs(client: &Client, command: Job, form: Form) -> Result<()
     };
     let header = ["ID", "KIND", "PROVIDER", "KEY", "STATE", "MESSAGE"];
     write_table(&header, jobs.iter().map(row).collect(), "jobs")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_read_from_paths() {
-        assert_eq!(name("/org/proxyd1/proxy/a_2db").as_deref(), Some("a-b"));
-        assert_eq!(name("/org/proxyd1/proxy/_39a9").as_deref(), Some("9a9"));
-        assert_eq!(name("/org/proxyd1/proxy/a_2"), None);
-        assert_eq!(name("/org/proxyd1/proxy/é_é"), None);
-    }
 }

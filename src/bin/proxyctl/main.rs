@@ -7,6 +7,7 @@ mod follow;
 mod images;
 mod monitor;
 mod output;
+mod path;
 mod providers;
 mod proxies;
 mod spec;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("proxyctl: {failure}");
+            eprintln!("proxyctl: {}", output::printable_lines(&failure.to_string()));
             ExitCode::from(failure.exit_code())
         }
     }

@@ -12,8 +12,8 @@ use zbus::{MatchRule, MessageStream, Structure};
 use crate::Form;
 use crate::client::{Client, NAME};
 use crate::failure::Failure;
-use crate::images::name;
-use crate::output::write;
+use crate::output::{printable, write};
+use crate::path::{name, object};
 use crate::value::{camel, json as value};
 
 /// Tells until it is interrupted or the bus has gone.
@@ -64,7 +64,7 @@ fn tell(signal: &Message, form: Form) -> Result<(), Failure> {
     }
     let time = now.get(11..19).unwrap_or_default();
     for what in words(&member, &path, &arguments) {
-        write(format!("{time} {what}\n").as_bytes())?;
+        write(format!("{time} {}\n", printable(&what)).as_bytes())?;
     }
     Ok(())
 }
@@ -88,13 +88,6 @@ fn words(member: &str, path: &str, arguments: &[Value]) -> Vec<String> {
         }
         _ => Vec::new(),
     }
-}
-
-/// `/org/proxyd1/image/home/debian_2d13` as `image home debian-13`.
-fn object(path: &str) -> String {
-    let rest = path.strip_prefix("/org/proxyd1/").unwrap_or(path);
-    let names = rest.split('/').filter_map(name);
-    names.collect::<Vec<_>>().join(" ")
 }
 
 fn shown(value: &Value) -> String {

@@ -77,7 +77,18 @@ pub(crate) fn state(word: &str) -> Cell {
 
 /// A cell with text, or a dash for none.
 pub(crate) fn plain(text: &str) -> Cell {
-    Cell::new(if text.is_empty() { "-" } else { text })
+    if text.is_empty() { Cell::new("-") } else { Cell::new(printable(text)) }
+}
+
+/// Text on one line, without what would steer a terminal: messages may quote a server,
+/// a guest or a file.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// The same for text of several lines.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 /// Bytes for people.
@@ -95,4 +106,15 @@ pub(crate) fn time(micros: u64) -> String {
     }
     let at = std::time::UNIX_EPOCH + std::time::Duration::from_micros(micros);
     humantime::format_rfc3339_seconds(at).to_string().replace('T', " ").replace('Z', " UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_is_quoted_steers_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\nc\u{9b}d"), "a [2Jb c d");
+        assert_eq!(printable_lines("a\x07\nb"), "a \nb");
+    }
 }

@@ -12,7 +12,7 @@ use crate::arguments::{Command, Create};
 use crate::client::{Client, Kind, Object, check_size};
 use crate::failure::Failure;
 use crate::follow;
-use crate::output::{plain, state, time, write, write_json, write_table};
+use crate::output::{plain, printable, state, time, write, write_json, write_table};
 use crate::spec::{Definition, Rebuild};
 use crate::value::{Properties, flag, number, text};
 
@@ -115,7 +115,7 @@ pub(crate) fn sheet(heading: &str, lines: &[(&str, String)]) -> String {
     for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
         let colon = if name.is_empty() { ' ' } else { ':' };
         // Writing to a string does not fail.
-        let _ = writeln!(sheet, "{name:>14}{colon} {value}");
+        let _ = writeln!(sheet, "{name:>14}{colon} {}", printable(value));
     }
     sheet
 }
