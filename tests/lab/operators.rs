@@ -41,6 +41,7 @@ fn every_member_for_everybody_who_may() {
     host.await_text("keep", "Reason", "AwaitingAddress", STEP);
 
     the_table_has_every_member();
+    the_lists_have_every_command();
     for user in ["root", "alice"] {
         everything_is_allowed(&host, user);
     }
@@ -135,6 +136,25 @@ fn the_table_has_every_member() {
             let member = format!("{interface}.{name}");
             assert!(calls().any(|call| call.member == member), "{member} is not called");
         }
+    }
+}
+
+/// Every command has a man page of its own; those of groups have others below them.
+fn the_lists_have_every_command() {
+    let pages = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/man")).unwrap();
+    let names = pages.map(|page| page.unwrap().file_name().into_string().unwrap());
+    let names: Vec<String> = names
+        .filter_map(|name| Some(name.strip_prefix("proxyctl-")?.strip_suffix(".1")?.to_owned()))
+        .collect();
+    // The terminal's tests follow the monitor, and a unit test the completions.
+    let elsewhere =
+        |name: &str| name.contains("help") || ["monitor", "completions"].contains(&name);
+    for name in names.iter().filter(|name| !elsewhere(name)) {
+        let group = names.iter().any(|other| other.starts_with(&format!("{name}-")));
+        let listed = CHANGES.iter().chain(&READS).any(|arguments| {
+            arguments.trim_start_matches("--json ").replace(' ', "-").starts_with(name)
+        });
+        assert!(group || listed, "proxyctl {name} is not called");
     }
 }
 
@@ -249,7 +269,7 @@ fn nothing_is_allowed(host: &Host, user: &str) {
 }
 
 /// What changes something, and what doesn't, with `USER` in place of who calls.
-const CHANGES: [&str; 17] = [
+const CHANGES: [&str; 18] = [
     "create by-USER --image blank --memory 128",
     "update by-USER --vcpus 2",
     "stop by-USER",
@@ -266,6 +286,7 @@ const CHANGES: [&str; 17] = [
     "image prune",
     "job cancel JOB",
     "provider remove-leftover home proxy-nobody",
+    "provider adopt home nobody --image blank",
     "config reload",
 ];
 const READS: [&str; 15] = [
@@ -296,8 +317,9 @@ fn proxyctl(host: &Host, user: &str, arguments: &str) -> (bool, String) {
 fn proxyctl_does_it_all(host: &Host, user: &str) {
     for arguments in CHANGES.iter().chain(&READS) {
         let (done, said) = proxyctl(host, user, arguments);
-        // These two can't succeed here, and say why.
-        let vain = ["probe", "remove-leftover"].iter().find(|word| arguments.contains(**word));
+        // These can't succeed here, and say why.
+        let vain =
+            ["probe", "remove-leftover", "adopt"].iter().find(|word| arguments.contains(**word));
         match vain {
             None => assert!(done, "{user}: {arguments}: {said}"),
             Some(_) => assert!(said.contains("NoAddress") || said.contains("nobody"), "{said}"),
