@@ -153,7 +153,24 @@ fn a_packed_image_is_unpacked_for_both_types(host: &Host) {
         host.create(entry, &format!("3 Provider s {entry} Image s packed MemoryMiB t 256"));
         host.await_text(entry, "Reason", "AwaitingAddress", STEP);
         assert_eq!(host.text(entry, "ImageDigest"), wanted);
-        host.run(&format!("cmp {POOL}/base-{entry}-packed.raw /srv/lab/packed.raw"));
+        let base = format!("{POOL}/base-{entry}-packed.raw");
+        host.run(&format!("cmp {base} /srv/lab/packed.raw"));
         host.delete(entry);
+        a_base_is_hashed_when_asked(host, entry, &base, &wanted);
     }
+}
+
+/// By a job, whatever the type of the entry; damage is found and told.
+fn a_base_is_hashed_when_asked(host: &Host, entry: &str, base: &str, digest: &str) {
+    let shown = || -> Value {
+        serde_json::from_str(&host.proxyctl(&format!("--json image show {entry} packed"))).unwrap()
+    };
+    host.wait("the image to be ready", STEP, || shown()["state"] == "ready");
+    assert_eq!((&shown()["digest"], &shown()["path"]), (&json!(digest), &json!(base)));
+    assert_eq!(shown()["size"], 16 << 20);
+    let verified = host.proxyctl(&format!("image verify {entry} packed"));
+    assert!(verified.contains("the base is whole") && verified.contains(digest), "{verified}");
+    host.run(&format!("printf x | dd of={base} bs=1 seek=9 conv=notrunc status=none"));
+    let refused = refused(host, &format!("proxyctl image verify {entry} packed"));
+    assert!(refused.contains("is damaged: it has the sha256"), "{refused}");
 }
