@@ -86,7 +86,8 @@ impl Job {
     }
 
     /// The name of the error with which the job failed, such as
-    /// org.proxyd1.Error.DigestMismatch; else empty.
+    /// org.proxyd1.Error.DigestMismatch, or org.proxyd1.Error.Canceled of one that was
+    /// called off; else empty.
     #[zbus(property)]
     fn error(&self) -> String {
         self.job.error().map(super::error::name).unwrap_or_default()

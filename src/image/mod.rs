@@ -38,7 +38,7 @@ pub use pool::{DirectoryPool, PoolFence};
 pub use progress::{Progress, Stage};
 pub use prune::Leftover;
 pub use rules::{Verdict, judge, of_later_version};
-pub use sighting::{Seen, Sighting, Standing, unasked};
+pub use sighting::{Found, Seen, Sighting, Standing, unasked};
 pub use spool::Spool;
 
 /// An image of a provider entry: its identity, and where it comes from.

@@ -14,6 +14,8 @@ pub enum Stage {
     Examining,
     /// Somebody else works on it; who.
     Waiting(String),
+    /// Its server was asked, and hasn't answered yet.
+    Requesting,
     /// It is being downloaded.
     Downloading,
     /// The download broke off, and begins again or goes on after a while; why.
@@ -109,6 +111,7 @@ impl fmt::Display for Progress {
         let stage = match self.stage() {
             Stage::Examining => return f.write_str("examining"),
             Stage::Waiting(whom) => return write!(f, "waiting for {whom}"),
+            Stage::Requesting => return f.write_str("waiting for the server to answer"),
             Stage::Delayed(why) => return write!(f, "waiting to try again: {why}"),
             Stage::Publishing => return f.write_str("publishing"),
             Stage::Downloading => "downloading",

@@ -39,7 +39,9 @@ pub(super) fn prune(
     let mut leftovers = Vec::new();
     for name in ours(pool)? {
         let lock = match ImageLock::try_acquire(pool, &name) {
-            Err(fault) if fault.kind == FaultKind::Busy => continue,
+            Err(fault) if matches!(fault.kind, FaultKind::Busy | FaultKind::ForeignFile) => {
+                continue;
+            }
             lock => lock?,
         };
         let fence = pool.fence()?;

@@ -23,6 +23,20 @@ pub enum Standing {
     Debris,
 }
 
+/// What is found where a base belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// The file that its marker vouches for, as far as can be seen.
+    Vouched,
+    /// Another file than the one that its marker vouches for.
+    Other,
+    /// A file, and a marker that vouches for none: it was found damaged, or was
+    /// published through libvirt.
+    Unproven,
+}
+
 /// An image as it was seen in its pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sighting {
@@ -32,7 +46,9 @@ pub struct Sighting {
     pub path: PathBuf,
     /// How it stands.
     pub standing: Standing,
-    /// What a valid marker of it says.
+    /// Where a valid marker says that it came from, without credentials.
+    pub url: Option<String>,
+    /// What its marker says of a base that is the one it vouches for.
     pub seen: Option<Seen>,
     /// Why it stands so, when that is not as it should be.
     pub message: String,
@@ -41,8 +57,6 @@ pub struct Sighting {
 /// What the marker of an image says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Where it came from, without credentials.
-    pub url: String,
     /// sha256 of the download.
     pub digest: Sha256Digest,
     /// Size of the base in bytes.
@@ -58,7 +72,6 @@ impl From<&Marker> for Seen {
         let fetched = humantime::parse_rfc3339(&marker.fetched_at).ok();
         let since = fetched.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         Self {
-            url: marker.url.clone(),
             digest: marker.sha256,
             size: marker.size,
             virtual_size: marker.virtual_size,
@@ -69,14 +82,13 @@ impl From<&Marker> for Seen {
 
 impl Sighting {
     /// What `marker` and base mean for the image `key`, which is `source` when it is
-    /// still offered or used. `base` tells, of a base that is there, whether it is the
-    /// file that its marker vouches for.
+    /// still offered or used.
     pub fn new(
         path: PathBuf,
         key: &ImageKey,
         source: Option<&ImageSource>,
         marker: &MarkerState,
-        base: Option<bool>,
+        base: Found,
     ) -> Self {
         let judged = match (marker, source) {
             (MarkerState::Valid(marker), Some(source)) => {
@@ -87,29 +99,35 @@ impl Sighting {
         };
         let (standing, message) = match (judged, marker, base) {
             (Err(fault), ..) => (Standing::Conflict, fault.message),
-            (_, MarkerState::Absent, None) => (Standing::Absent, String::new()),
-            (_, MarkerState::Valid(_), None) => (Standing::Absent, GONE.into()),
-            (_, MarkerState::Valid(_), Some(true)) => (Standing::Ready, String::new()),
-            (_, MarkerState::Valid(_), Some(false)) => (Standing::Conflict, CHANGED.into()),
+            (_, MarkerState::Absent, Found::Nothing) => (Standing::Absent, String::new()),
+            (_, MarkerState::Valid(_), Found::Nothing) => (Standing::Absent, GONE.into()),
+            (_, MarkerState::Valid(_), Found::Vouched) => (Standing::Ready, String::new()),
+            (_, MarkerState::Valid(_), Found::Other) => (Standing::Conflict, CHANGED.into()),
+            (_, MarkerState::Valid(_), Found::Unproven) => (Standing::Conflict, UNPROVEN.into()),
             _ => (Standing::Debris, UNVOUCHED.into()),
         };
-        let seen = match marker {
-            MarkerState::Valid(marker) => Some(Seen::from(&**marker)),
+        let marker = match marker {
+            MarkerState::Valid(marker) => Some(&**marker),
             _ => None,
         };
-        Self { key: key.clone(), path, standing, seen, message }
+        let seen = marker.filter(|_| base == Found::Vouched).map(Seen::from);
+        let url = marker.map(|marker| marker.url.clone());
+        Self { key: key.clone(), path, standing, url, seen, message }
     }
 
     /// One that could not be looked at.
     fn unreadable(path: PathBuf, key: &ImageKey, fault: Fault) -> Self {
         let (standing, message) = (Standing::Conflict, fault.message);
-        Self { key: key.clone(), path, standing, seen: None, message }
+        Self { key: key.clone(), path, standing, url: None, seen: None, message }
     }
 }
 
 const GONE: &str = "its base has gone, and only the marker is there";
 const CHANGED: &str =
     "size, inode or time of the file are not those in its marker: it is hashed before it is used";
+const UNPROVEN: &str = "it was found damaged, or was published through libvirt: it is hashed before \
+                        it is used; if it is damaged, restore the file, or delete the Proxies \
+                        that use it and evict it";
 const UNVOUCHED: &str = "no valid marker vouches for it: it is fetched anew when it is needed";
 
 /// Looks for the images `wanted` of `entry` in `pool`, and for others whose marker
@@ -153,13 +171,13 @@ fn look(pool: &DirectoryPool, source: &ImageSource) -> Sighting {
     }
 }
 
-/// Whether the base `name`, if it is there, is the file that its marker vouches for.
-fn stands(pool: &DirectoryPool, name: &str, marker: &MarkerState) -> Result<Option<bool>, Fault> {
-    match (pool.regular(name)?, marker) {
-        (None, _) => Ok(None),
-        (Some(_), MarkerState::Valid(marker)) => pool.is_identical(name, marker).map(Some),
-        (Some(_), _) => Ok(Some(false)),
-    }
+fn stands(pool: &DirectoryPool, name: &str, marker: &MarkerState) -> Result<Found, Fault> {
+    Ok(match (pool.regular(name)?, marker) {
+        (None, _) => Found::Nothing,
+        (Some(_), MarkerState::Valid(marker)) if marker.identity.is_none() => Found::Unproven,
+        (Some(_), MarkerState::Valid(marker)) if pool.is_identical(name, marker)? => Found::Vouched,
+        (Some(_), _) => Found::Other,
+    })
 }
 
 /// The key of the base `name` of `entry`, if `marker` says that it is one, and if it is

@@ -48,6 +48,10 @@ pub(super) fn verify(
         let text = format!("the base {} went away meanwhile", pool.path_of(name).display());
         return Err(Fault::new(FaultKind::NoSuchImage, text));
     };
+    if pool.regular(name)?.is_none() {
+        let text = format!("the base {} has gone: fetch it", pool.path_of(name).display());
+        return Err(Fault::new(FaultKind::NoSuchImage, text));
+    }
     let (digest, stat, _) = measure(pool, name, progress, cancel)?;
     let good = digest == marker.content();
     let identity = good.then(|| pool::identity(&stat));

@@ -329,7 +329,7 @@ fn shown(
     let trouble = trouble.map(|trouble| format!("the pool can't be looked at: {trouble}"));
     let unseen = || "the pool has not been looked at yet".to_owned();
     ImageView {
-        url: url.or_else(|| marker.map(|marker| marker.url.clone())).unwrap_or_default(),
+        url: url.or_else(|| seen.and_then(|seen| seen.url.clone())).unwrap_or_default(),
         path: seen.map(|seen| seen.path.to_string_lossy().into_owned()).unwrap_or_default(),
         state: standing.into(),
         digest: marker.map(|marker| marker.digest),

@@ -79,7 +79,10 @@ impl Supervisor {
         let provider = configured.providers.get(&spec.provider)?;
         let (source, firmware) = source::resolve(&configured.settings, &spec)?;
         provider.preflight(firmware).await?;
-        let base = base(&provider, &source).await?;
+        let mut base = base(&provider, &source).await?;
+        if self.shared.desk.fetching().contains(&source.id()) {
+            base.state = super::ImageState::Fetching.as_str();
+        }
         let guest = Guest { name: name.clone(), uuid, slot: Slot::A };
         let seed = self.shared.seed(&guest, 1, &spec)?.len() as u64;
         let volumes = volumes(&guest, &spec, &base, seed)?;

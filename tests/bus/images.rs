@@ -31,6 +31,8 @@ fn an_image_is_fetched_by_one_job_that_tells_its_progress() {
     assert_eq!(of(&bench, &job, "Job", "Progress"), 0.5);
     assert_eq!(of(&bench, &job, "Job", "BytesTotal"), SIZE);
     assert_eq!(state(&bench), "fetching");
+    let planned = bench.call("PlanProxy 'sa{sv}' web 1 Image s blank").unwrap();
+    assert!(planned.contains("fetching"), "{planned}");
     // Nobody else waits for a server.
     assert_eq!(bench.call("ListProxies").unwrap(), "a(ssbsso) 0");
     server.let_go();
@@ -157,4 +159,24 @@ fn an_image_names_its_users_and_one_that_nobody_offers_any_more_is_shown() {
     assert!(pruned.contains("and the configuration"), "{pruned}");
     assert!(!pool.join("base-home-blank.raw").exists());
     bench.wait("its object to go", || state(&bench) == Value::Null);
+}
+
+/// A server that takes a call and says nothing is what is waited for, and is named so.
+#[test]
+fn a_silent_server_is_told() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(false);
+    let (bench, _) = pool::bench(&server);
+    let silent = format!("http://{}/x.raw", listener.local_addr().unwrap());
+    let configured = std::fs::read_to_string(bench.config_path()).unwrap();
+    std::fs::write(bench.config_path(), configured.replace(&server.url, &silent)).unwrap();
+    bench.call("Reload").unwrap();
+    let job = bench.job("FetchImage ss home blank");
+    bench.wait("the wait to be told", || {
+        of(&bench, &job, "Job", "Message") == "waiting for the server to answer"
+    });
+    bench.wait("the image to count as being fetched", || state(&bench) == "fetching");
+    bench.busctl(&format!("call org.proxyd1 {job} org.proxyd1.Job Cancel"));
+    bench.wait("the job to end", || of(&bench, &job, "Job", "State") == "canceled");
+    assert_eq!(of(&bench, &job, "Job", "Error"), "org.proxyd1.Error.Canceled");
 }

@@ -22,9 +22,13 @@ struct Terminal {
 
 impl Terminal {
     fn run(bench: &Bench, name: &str, arguments: &str) -> Self {
+        Self::of_width(COLUMNS, bench, name, arguments)
+    }
+
+    fn of_width(columns: NonZero<u16>, bench: &Bench, name: &str, arguments: &str) -> Self {
         let recording = bench.home.path().join(name);
         let command = format!(
-            "stty cols {COLUMNS} rows {ROWS}; {} {arguments}",
+            "stty cols {columns} rows {ROWS}; {} {arguments}",
             env!("CARGO_BIN_EXE_proxyctl")
         );
         let script = Command::new("script")
@@ -122,6 +126,15 @@ fn a_long_row_is_folded_and_never_cut() {
         screen.lines().all(|line| line.chars().count() <= usize::from(COLUMNS.get())),
         "{screen}"
     );
+    // With fewer columns even what is never folded else is.
+    let narrow = NonZero::new(40).unwrap();
+    let (_, recorded, _) = Terminal::of_width(narrow, &bench, "narrow", "list").end();
+    let recorded = String::from_utf8_lossy(&recorded).into_owned();
+    let table = recorded.split("\nScript done").next().unwrap();
+    let mut parser = vt100::Parser::new(ROWS, COLUMNS, 0);
+    parser.process(table.as_bytes());
+    let widest = parser.screen().rows(0, COLUMNS.get()).map(|row| row.trim_end().len()).max();
+    assert!(widest <= Some(40), "{table}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use ipnet::IpNet;
@@ -18,7 +19,13 @@ use crate::spec::{Adopt, Definition, Rebuild, Update};
 #[command(name = "proxyctl", version, arg_required_else_help = true)]
 pub(crate) struct Arguments {
     /// Do it on another host, by ssh
-    #[arg(short = 'H', long, global = true, value_name = "[USER@]HOST")]
+    #[arg(
+        short = 'H',
+        long,
+        global = true,
+        value_name = "[USER@]HOST",
+        value_parser = NonEmptyStringValueParser::new()
+    )]
     pub(crate) host: Option<String>,
     /// Print JSON: the properties of D-Bus objects, their names with a small letter in front
     #[arg(long, global = true)]

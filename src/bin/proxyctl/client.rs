@@ -57,7 +57,7 @@ impl Client {
         let bridge = Unixexec::new("ssh".into(), None, arguments.into());
         let address = Address::new(Transport::Unixexec(bridge));
         let connected = Builder::address(address).build();
-        connected.await.map(Self).map_err(|error| Failure::no_host(&error))
+        connected.await.map(Self).map_err(|error| Failure::no_host(host, &error))
     }
 
     pub(crate) fn connection(&self) -> &Connection {

@@ -41,9 +41,9 @@ impl Failure {
     }
 
     /// A host whose bus can't be reached; ssh has told why on standard error.
-    pub(crate) fn no_host(error: &zbus::Error) -> Self {
+    pub(crate) fn no_host(host: &str, error: &zbus::Error) -> Self {
         let message = format!(
-            "the bus of that host can't be reached by ssh: {error} (it needs ssh here, and \
+            "the bus of {host:?} can't be reached by ssh: {error} (it needs ssh here, and \
              systemd-stdio-bridge there)"
         );
         Self { message, code: EX_UNAVAILABLE }

@@ -7,7 +7,7 @@ use crate::arguments::{Image, ImageJob, ImageName, Job};
 use crate::client::{Client, Kind};
 use crate::failure::Failure;
 use crate::follow;
-use crate::output::{plain, size, state, time, write, write_json, write_table};
+use crate::output::{plain, printable, size, state, time, write, write_json, write_table};
 use crate::path::name;
 use crate::proxies::sheet;
 use crate::value::{Properties, number, text};
@@ -42,7 +42,13 @@ async fn list(client: &Client, form: Form) -> Result<(), Failure> {
         ]
     };
     let header = ["PROVIDER", "KEY", "STATE", "SIZE", "DISK", "FETCHED", "USED BY"];
-    write_table(&header, images.iter().map(row).collect(), "images")
+    write_table(&header, images.iter().map(row).collect(), "images")?;
+    // What a word does not tell stands beside the table, where there is room.
+    for image in images.iter().filter(|image| !text(image, "message").is_empty()) {
+        let [entry, key, message] = ["entry", "key", "message"].map(|name| text(image, name));
+        eprintln!("{entry} {key}: {}", printable(message));
+    }
+    Ok(())
 }
 
 /// The names of the Proxies that use an image, out of their paths.

@@ -27,7 +27,20 @@ pub(crate) async fn run(client: &Client, form: Form) -> Result<(), Failure> {
     if daemon.is_none() {
         eprintln!("proxyctl: proxyd does not run yet: waiting for it");
     }
-    while let Some(signal) = signals.next().await {
+    let mut owners = bus.receive_name_owner_changed_with_args(&[(0, NAME)]).await?;
+    loop {
+        let signal = tokio::select! {
+            signal = signals.next() => signal,
+            Some(_) = owners.next() => {
+                let now = owner(&bus).await;
+                if now != daemon {
+                    eprintln!("proxyctl: proxyd has {}", if now.is_some() { "come" } else { "gone" });
+                }
+                daemon = now;
+                continue;
+            }
+        };
+        let Some(signal) = signal else { break };
         let signal = signal?;
         let header = signal.header();
         let sender = header.sender().map(|sender| sender.to_owned());

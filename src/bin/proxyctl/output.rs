@@ -31,6 +31,9 @@ pub(crate) fn write_json(value: &impl Serialize) -> Result<(), Failure> {
 /// Columns that are never folded: few words, and what people copy.
 const FIRM: [&str; 7] = ["ID", "PHASE", "HEALTHY", "STATE", "RESULT", "SIZE", "ENDPOINT"];
 
+/// On a terminal with fewer columns, those are folded, too.
+const NARROW: u16 = 72;
+
 /// Writes a table, and how many of `what` it has. Not on a terminal, lines are as long
 /// as they need to be.
 pub(crate) fn write_table(
@@ -49,14 +52,19 @@ pub(crate) fn write_table(
         true => ContentArrangement::Dynamic,
         false => ContentArrangement::Disabled,
     });
+    let width = table.width();
     for (column, name) in table.column_iter_mut().zip(header) {
         column.set_padding((0, 2));
-        if FIRM.contains(name) {
+        if FIRM.contains(name) && width.is_some_and(|width| width >= NARROW) {
             column.set_constraint(ColumnConstraint::ContentWidth);
         }
     }
-    if std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty()) {
+    let colourless = std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty())
+        || std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+    if colourless {
+        // It would forget the terminal's width as well.
         table.force_no_tty();
+        width.map(|width| table.set_width(width));
     }
     let lines = table.lines().map(|line| format!("{}\n", line.trim_end()));
     let footer = if terminal { format!("\n{count} {what} listed.\n") } else { String::new() };

@@ -73,6 +73,7 @@ impl Download<'_> {
     /// One request and what comes of it; `flow` keeps what can be gone on with.
     async fn attempt(&self, client: &Client, flow: &mut Option<Flow>) -> Result<Arrived, Broken> {
         let resume = flow.as_ref().and_then(|flow| self.resume(flow));
+        self.progress.enter(Stage::Requesting, 0);
         let answer = match http::get(client, &self.source.url, resume.as_ref()).await {
             Err(Broken::Anew(fault)) => {
                 discard(flow).await;

@@ -115,11 +115,19 @@ pub(super) async fn length(url: &ResourceUrl, limits: &Limits) -> Result<Option<
     let response = request.timeout(ASK).send().await;
     let response = response.map_err(|error| failed(url, &words(error)))?;
     let status = response.status();
+    if matches!(status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) {
+        return Ok(None);
+    }
     if !status.is_success() {
         return Err(failed(url, &format!("the server answers {status}")));
     }
     let told = response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-    Ok(told.and_then(|value| value.parse().ok()))
+    let told = told.and_then(|value| value.parse().ok());
+    if let Some(bytes) = told.filter(|bytes| *bytes > limits.image_bytes) {
+        let most = limits.image_bytes;
+        return Err(failed(url, &format!("it has {bytes} bytes, and {most} are the most")));
+    }
+    Ok(told)
 }
 
 /// Asks for `url`, or for the rest of it.

@@ -157,9 +157,12 @@ impl DirectoryPool {
     /// Opens `name` for reading and writing, making it if need be.
     pub(super) fn open_lock(&self, name: &str) -> Result<File, Fault> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        openat(self.fd(), name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
-            .map(File::from)
-            .map_err(|error| self.failed("locked", name, error.into()))
+        openat(self.fd(), name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map(File::from).map_err(
+            |error| match error {
+                Errno::ELOOP | Errno::ENXIO | Errno::EISDIR => foreign_file(self, name),
+                error => self.failed("locked", name, error.into()),
+            },
+        )
     }
 
     /// What stands at `name`, not following a link; nothing when nothing does.
@@ -174,7 +177,8 @@ impl DirectoryPool {
     /// The marker of the base `base`.
     ///
     /// # Errors
-    /// `ForeignFile` for one that a later version wrote: it can't be judged.
+    /// `ForeignFile` for one that a later version wrote, which can't be judged, and for
+    /// a directory, which can't be replaced.
     pub(super) fn marker(&self, base: &str) -> Result<MarkerState, Fault> {
         let name = marker_file_name(base);
         match self.read_marker(&name)? {
@@ -188,13 +192,17 @@ impl DirectoryPool {
             Ok(file) => file,
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::ENOENT) => return Ok(MarkerState::Absent),
-                // A link, a socket or a device is no marker.
+                // A link or a socket is no marker.
                 Some(Errno::ELOOP | Errno::ENXIO) => return Ok(MarkerState::Garbage),
                 _ => return Err(self.failed("read", name, error)),
             },
         };
-        let regular = file.metadata().map(|data| data.is_file());
-        if !regular.map_err(|error| self.failed("read", name, error))? {
+        let kind = file.metadata().map_err(|error| self.failed("read", name, error))?.file_type();
+        if kind.is_dir() {
+            // No marker could take its place.
+            return Err(foreign_file(self, name));
+        }
+        if !kind.is_file() {
             return Ok(MarkerState::Garbage);
         }
         let mut bytes = Vec::new();

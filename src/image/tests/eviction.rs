@@ -31,16 +31,6 @@ fn filled() -> (TempDir, Server) {
     (home, server)
 }
 
-/// Damages a base so that neither size nor time show it.
-fn rot(path: &Path) {
-    use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-    let times = std::fs::metadata(path).unwrap().modified().unwrap();
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let file = std::fs::File::options().write(true).open(path).unwrap();
-    file.write_all_at(b"rot", 300_000).unwrap();
-    file.set_modified(times).unwrap();
-}
-
 #[test]
 fn what_nothing_uses_goes_and_comes_again() {
     let (home, server) = filled();
@@ -49,6 +39,17 @@ fn what_nothing_uses_goes_and_comes_again() {
     assert_eq!(run(&home, evict()).fault().0, "NoSuchImage");
     run(&home, Image::at(&server.url).ensure()).done();
     assert_eq!(server.requests(), 2);
+}
+
+/// A lock that is no file is not ours to mend, and keeps nobody from the rest.
+#[test]
+fn a_lock_that_is_no_file_is_passed_over() {
+    let (home, _server) = filled();
+    let other = home.path().join("base-a-b-other.raw.lock");
+    std::os::unix::fs::symlink("/nowhere", &other).unwrap();
+    assert!(run(&home, prune(true)).done().contains(BASE));
+    run(&home, prune(false)).done();
+    assert!(!home.path().join(BASE).exists() && other.is_symlink());
 }
 
 /// `a-b`+`c` and `a`+`b-c` have one name: the marker tells whose it is.

@@ -61,6 +61,18 @@ fn inode(home: &Path, name: &str) -> u64 {
     std::fs::metadata(home.join(name)).unwrap().ino()
 }
 
+/// Damages a base so that neither size nor time show it.
+fn rot(path: &Path) {
+    use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+    let mut bytes = std::fs::read(path).unwrap();
+    let times = std::fs::metadata(path).unwrap().modified().unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    file.set_modified(times).unwrap();
+}
+
 /// What stands at the marker of `base`.
 fn marker(home: &Path, base: &str) -> MarkerState {
     Marker::parse(&std::fs::read(home.join(marker_file_name(base))).unwrap_or_default())

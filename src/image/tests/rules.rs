@@ -213,6 +213,60 @@ async fn what_is_no_file_is_not_touched() {
     }
 }
 
+/// What can't be replaced by a marker is refused before anything is fetched.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_in_place_of_a_marker_costs_no_download() {
+    let (home, server) = (home(), Server::of(&image()));
+    std::fs::create_dir(home.path().join(MARKER)).unwrap();
+    let fault = ensure(&home, &source(&server.url)).await.unwrap_err();
+    assert_eq!((fault.kind, server.requests()), (FaultKind::ForeignFile, 0));
+}
+
+/// How the image stands in `home`.
+async fn seen(home: &TempDir, source: &ImageSource) -> Sighting {
+    let cache = Cache::new(DirectoryPool::open(home.path()).unwrap(), Arc::new(NoDomains));
+    let seen = cache.survey(&source.entry, vec![source.clone()]).await.unwrap();
+    assert_eq!(seen.len(), 1);
+    seen.into_iter().next().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_only_looks_is_told_what_stands_there() {
+    let (home, server) = (home(), Server::of(&image()));
+    let source = source(&server.url);
+    let path = home.path().join(BASE);
+    assert_eq!(seen(&home, &source).await.standing, Standing::Absent);
+    std::fs::write(&path, "half").unwrap();
+    assert_eq!(seen(&home, &source).await.standing, Standing::Debris);
+    ensure(&home, &source).await.unwrap();
+    let ready = seen(&home, &source).await;
+    assert_eq!((ready.standing, ready.message.as_str()), (Standing::Ready, ""));
+    assert_eq!(ready.seen.unwrap().digest, Sha256Digest::of(&image()));
+
+    let wanted = Pin::Digest(Sha256Digest::of(b"else"));
+    let other = seen(&home, &ImageSource { pin: wanted, ..source.clone() }).await;
+    assert_eq!(other.standing, Standing::Conflict);
+    assert!(other.message.contains("restore the old digest"), "{}", other.message);
+
+    // Damage that size and time don't show is found by hashing, and said from then on.
+    rot(&path);
+    let cache = Cache::new(DirectoryPool::open(home.path()).unwrap(), Arc::new(NoDomains));
+    let (progress, cancel) = (Progress::default(), CancellationToken::new());
+    let verify = || cache.verify(&source.entry, &source.key, &progress, &cancel);
+    assert_eq!(verify().await.unwrap_err().kind, FaultKind::BaseChanged);
+    let damaged = seen(&home, &source).await;
+    assert_eq!((damaged.standing, damaged.seen), (Standing::Conflict, None));
+    assert!(damaged.message.contains("found damaged"), "{}", damaged.message);
+
+    std::fs::remove_file(&path).unwrap();
+    let gone = seen(&home, &source).await;
+    assert_eq!((gone.standing, gone.seen), (Standing::Absent, None));
+    assert_eq!(verify().await.unwrap_err().kind, FaultKind::NoSuchImage);
+    std::fs::create_dir(&path).unwrap();
+    assert_eq!(seen(&home, &source).await.standing, Standing::Conflict);
+    assert_eq!(verify().await.unwrap_err().kind, FaultKind::ForeignFile);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stalled_download_can_be_called_off() {
     let home = home();

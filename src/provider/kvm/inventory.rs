@@ -7,7 +7,9 @@ use super::connection::CallError;
 use super::host;
 use super::transfer::{Transfer, read_marker};
 use super::volumes;
-use crate::image::{ImageSource, MarkerState, Sighting, base_file_name, base_of_marker, unasked};
+use crate::image::{
+    Found, ImageSource, MarkerState, Sighting, base_file_name, base_of_marker, unasked,
+};
 use crate::model::{EntryName, Fault, FaultKind, ImageFormat, ImageKey, Sha256Digest};
 
 /// Looks for the images `wanted` of `entry`, and for others of it. That a volume is the
@@ -23,7 +25,7 @@ pub(super) fn survey(
     for source in wanted {
         let name = source.base_name();
         let (marker, _) = read_marker(connection, pool, &name)?;
-        let base = volumes::lookup(pool, &name)?.map(|_| true);
+        let base = found_of(pool, &name)?;
         found.push(Sighting::new(directory.join(name), &source.key, Some(source), &marker, base));
     }
     for volume in pool.list_all_volumes(0)? {
@@ -36,11 +38,16 @@ pub(super) fn survey(
         if let MarkerState::Valid(marker) = &state
             && let Some(key) = unasked(marker, entry, base, wanted)
         {
-            let there = volumes::lookup(pool, base)?.map(|_| true);
+            let there = found_of(pool, base)?;
             found.push(Sighting::new(directory.join(base), &key, None, &state, there));
         }
     }
     Ok(found)
+}
+
+fn found_of(pool: &StoragePool, base: &str) -> Result<Found, CallError> {
+    let there = volumes::lookup(pool, base)?.is_some();
+    Ok(if there { Found::Vouched } else { Found::Nothing })
 }
 
 /// Hashes the base of image `key` of `entry`.
