@@ -67,7 +67,10 @@ impl Authorizer for Polkit {
 }
 
 fn denied(action: Action, why: &str) -> Fault {
-    let message = format!("the caller is not authorized for {}: {why}", action.id());
+    let message = format!(
+        "the caller is not authorized for {}: {why}; ask as root, or have a polkit rule allow it",
+        action.id()
+    );
     Fault::new(FaultKind::NotAuthorized, message)
 }
 

@@ -248,6 +248,50 @@ impl Proxy {
         self.view().status.image_outdated
     }
 
+    /// Virtual processors of the specification.
+    #[zbus(property)]
+    fn vcpus(&self) -> u32 {
+        self.view().spec.vcpus
+    }
+
+    /// Memory of the specification, in MiB.
+    #[zbus(property, name = "MemoryMiB")]
+    fn memory_mib(&self) -> u64 {
+        self.view().spec.memory_mib
+    }
+
+    /// Size of the disk in the specification, in GiB; 0 for that of the image.
+    #[zbus(property, name = "DiskGiB")]
+    fn disk_gib(&self) -> u64 {
+        self.view().spec.disk_gib.unwrap_or_default()
+    }
+
+    /// Port of the proxy in the guest.
+    #[zbus(property)]
+    fn port(&self) -> u16 {
+        self.view().spec.port
+    }
+
+    /// The networks that the preset's squid serves; none for those of the guest's own
+    /// interface, and without meaning where user-data is the operator's own.
+    #[zbus(property)]
+    fn allowed_clients(&self) -> Vec<String> {
+        self.view().spec.allowed_clients.iter().map(ToString::to_string).collect()
+    }
+
+    /// The health URL of the specification, without credentials and query; empty for
+    /// that of the configuration.
+    #[zbus(property)]
+    fn health_url(&self) -> String {
+        self.view().spec.health_url.as_ref().map(ToString::to_string).unwrap_or_default()
+    }
+
+    /// Whether the guest is started together with its host.
+    #[zbus(property)]
+    fn autostart(&self) -> bool {
+        self.view().spec.autostart
+    }
+
     /// Pending, Provisioning, Ready, Stopped, Failed or Deleting.
     #[zbus(property)]
     fn phase(&self) -> String {

@@ -110,7 +110,7 @@ impl Supervisor {
         inventory::wanted(configured, &id.entry, &inventory::users(&self.list(), configured))
             .into_iter()
             .find(|source| source.id() == *id)
-            .ok_or_else(|| source::no_such_image(&id.entry, &id.key))
+            .ok_or_else(|| source::no_such_image(&configured.settings, &id.entry, &id.key))
     }
 
     /// The job that does `work`, presented and under way.

@@ -126,8 +126,8 @@ impl Supervisor {
         found.into_iter().next().ok_or_else(|| {
             let shown: String = name.chars().take(80).collect();
             let message = format!(
-                "nothing is left of {shown:?} at provider entry {entry}: ListLeftovers tells \
-                 what is"
+                "nothing is left of {shown:?} at provider entry {entry}: ListLeftovers \
+                 (`proxyctl provider leftovers {entry}`) tells what is"
             );
             Fault::new(FaultKind::NoSuchProxy, message)
         })

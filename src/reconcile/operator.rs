@@ -61,7 +61,16 @@ impl Supervisor {
         }
         let spec = change(&view.spec)?;
         self.check(&spec)?;
+        self.check_disk(&spec)?;
         handle.order(Order::Update(Box::new(spec))).await
+    }
+
+    /// Makes sure that the disk of `spec` is not smaller than its image, as far as that
+    /// is known: a guest must not be given up for one that can't be made.
+    fn check_disk(&self, spec: &ProxySpec) -> Result<(), Fault> {
+        let (source, _) = source::resolve(&self.configured().settings, spec)?;
+        let presented = self.images().get(&source.id()).map_or(0, |image| image.virtual_size);
+        source::disk_size(spec, &source.base_name(), presented).map(drop)
     }
 
     /// Has a Proxy's guest run, or be off.

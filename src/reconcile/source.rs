@@ -23,7 +23,7 @@ pub(super) fn resolve(
             .get(&spec.provider)
             .and_then(|entry| entry.images.get(key))
             .map(|image| (keyed(&spec.provider, key, image), image.firmware))
-            .ok_or_else(|| no_such_image(&spec.provider, key)),
+            .ok_or_else(|| no_such_image(settings, &spec.provider, key)),
         ImageChoice::Url { url, sha256, format } => {
             let source = ImageSource {
                 entry: spec.provider.clone(),
@@ -49,12 +49,15 @@ pub(super) fn keyed(entry: &EntryName, key: &ImageKey, image: &ImageSettings) ->
 }
 
 /// The refusal for a key that `entry` doesn't offer.
-pub(super) fn no_such_image(entry: &EntryName, key: &ImageKey) -> Fault {
+pub(super) fn no_such_image(settings: &Settings, entry: &EntryName, key: &ImageKey) -> Fault {
+    let offered = settings.providers.get(entry).into_iter().flat_map(|entry| entry.images.keys());
+    let offered: Vec<_> = offered.map(ImageKey::as_str).collect();
+    let has = if offered.is_empty() { "none".to_owned() } else { offered.join(", ") };
     Fault::new(
         FaultKind::NoSuchImage,
         format!(
-            "provider entry {entry} offers no image {key}: add it under images in the \
-             configuration, or give a URL"
+            "provider entry {entry} offers no image {key} (it has: {has}): add it under images in \
+             the configuration, or create a Proxy with its URL"
         ),
     )
 }

@@ -328,13 +328,13 @@ pub(super) fn same(handle: Handle, spec: &ProxySpec) -> Result<Handle, Fault> {
         return Err(Fault::new(FaultKind::Busy, message));
     }
     if view.spec != *spec {
-        return Err(Fault::new(
-            FaultKind::AlreadyExists,
-            format!(
-                "Proxy {name} exists with another specification: delete it first, or choose \
-                 another name"
-            ),
-        ));
+        let differing: Vec<_> = spec.changes(&view.spec).iter().map(|(key, _)| *key).collect();
+        let text = format!(
+            "Proxy {name} exists with another specification, differing in {}: change it by \
+             Update, delete it first, or choose another name",
+            differing.join(", ")
+        );
+        return Err(Fault::new(FaultKind::AlreadyExists, text));
     }
     Ok(handle)
 }

@@ -36,7 +36,7 @@ fn create_is_idempotent_and_delete_leaves_nothing() {
     assert_eq!(bench.create("a-b", SPEC).unwrap(), path);
     assert_eq!(bench.call("GetProxy s a-b").unwrap(), path);
     let other = bench.create("a-b", "3 Provider s home Image s debian-13 Port q 8080").unwrap_err();
-    assert!(other.contains("exists with another specification"), "{other}");
+    assert!(other.contains("exists with another specification, differing in Port"), "{other}");
 
     let listed = bench.call("ListProxies").unwrap();
     assert!(listed.starts_with(r#"a(ssbsso) 1 "a-b" "#), "{listed}");

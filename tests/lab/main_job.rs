@@ -209,6 +209,10 @@ fn health_follows_the_proxy(host: &Host) {
         }
     }
     // Through a tunnel, where squid has to say why there is none.
+    // A guest is not given up for one that can't be made.
+    let small = host.attempt("proxyctl update web --disk 1");
+    let said = String::from_utf8_lossy(&small.stderr).into_owned();
+    assert!(small.status.code() == Some(65) && said.contains("smaller than the image"), "{said}");
     let probe = || host.attempt("proxyctl probe web");
     assert!(probe().status.success());
     let found = host.proxyctl("update web --health-url https://192.168.122.1:9/");

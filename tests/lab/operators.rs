@@ -332,6 +332,7 @@ fn proxyctl_does_it_all(host: &Host, user: &str) {
     host.wait(&format!("{name} to go"), STEP, || host.property(&name, "Phase").is_none());
     let listed: Value = serde_json::from_str(&proxyctl(host, user, "--json list").1).unwrap();
     assert_eq!(listed[0]["name"], "keep");
+    assert_eq!((&listed[0]["port"], &listed[0]["memoryMiB"]), (&json!(3129), &json!(128)));
     assert_eq!(listed[0]["conditions"].as_array().unwrap().len(), 6, "{listed:#}");
 }
 

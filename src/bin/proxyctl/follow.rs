@@ -36,10 +36,10 @@ pub(crate) async fn proxy(proxy: &Object<'_>, wait: &Wait, form: Form) -> Result
         }
         if wait.seconds > 0 && began.elapsed() >= Duration::from_secs(wait.seconds) {
             steps.end();
+            let name = text(&of, "name");
             let message = format!(
-                "{} is not there after {} s: {}; it goes on by itself, and `proxyctl evidence` \
-                 tells more",
-                text(&of, "name"),
+                "{name} is not there after {} s: {}; it goes on by itself, and `proxyctl evidence \
+                 {name}` tells more",
                 wait.seconds,
                 text(&of, "message")
             );

@@ -41,7 +41,7 @@ async fn list(client: &Client, form: Form) -> Result<(), Failure> {
             plain(&users(image).join(" ")),
         ]
     };
-    let header = ["PROVIDER", "KEY", "STATE", "SIZE", "DISK", "FETCHED", "USED BY"];
+    let header = ["PROVIDER", "KEY", "STATE", "SIZE", "VIRTUAL", "FETCHED", "USED BY"];
     write_table(&header, images.iter().map(row).collect(), "images")?;
     // What a word does not tell stands beside the table, where there is room.
     for image in images.iter().filter(|image| !text(image, "message").is_empty()) {
@@ -70,7 +70,7 @@ async fn show(client: &Client, image: &ImageName, form: Form) -> Result<(), Fail
         ("sha256", text(&of, "digest").to_owned()),
         ("expected", text(&of, "expectedDigest").to_owned()),
         ("Size", size(number(&of, "size"))),
-        ("Disk", size(number(&of, "virtualSize"))),
+        ("Virtual size", size(number(&of, "virtualSize"))),
         ("Fetched", time(number(&of, "fetchedAt"))),
         ("Used by", users(&of).join(" ")),
     ];

@@ -91,6 +91,8 @@ async fn show(proxy: &Object<'_>, form: Form) -> Result<(), Failure> {
         ("Image", text(&of, "image").to_owned()),
         ("Image URL", text(&of, "imageUrl").to_owned()),
         ("Image sha256", text(&of, "imageDigest").to_owned()),
+        ("Guest", guest(&of)),
+        ("Health URL", text(&of, "healthUrl").to_owned()),
         ("Domain", text(&of, "domain").to_owned()),
         ("Origin", text(&of, "origin").to_owned()),
         ("Generation", generation(&of)),
@@ -125,6 +127,20 @@ fn sourced(of: &Properties) -> String {
         ("", _) => String::new(),
         (address, source) => format!("{address} (told by {source})"),
     }
+}
+
+fn guest(of: &Properties) -> String {
+    let disk = match number(of, "diskGiB") {
+        0 => "the image's disk".to_owned(),
+        gib => format!("{gib} GiB of disk"),
+    };
+    format!(
+        "{} vCPU, {} MiB, {disk}, port {}{}",
+        number(of, "vcpus"),
+        number(of, "memoryMiB"),
+        number(of, "port"),
+        if flag(of, "autostart") { ", started with its host" } else { "" }
+    )
 }
 
 fn generation(of: &Properties) -> String {

@@ -56,7 +56,8 @@ struct Keys {
     /// Port of the proxy in the guest
     #[arg(long)]
     port: Option<u16>,
-    /// URL to fetch through the proxy as its health check
+    /// URL to fetch through the proxy as its health check: it has to answer with the status
+    /// that the configuration expects, 204 unless it says otherwise
     #[arg(long, value_name = "URL")]
     health_url: Option<String>,
     /// Don't start the guest together with its host
