@@ -17,7 +17,7 @@ use crate::image::Spool;
 use crate::journal;
 use crate::metrics::{self, Metrics, Stock};
 use crate::model::{ConditionKind, Fault};
-use crate::provider::{self, Bells, Registry};
+use crate::provider::{self, Bells, Places, Registry, Shared};
 use crate::reconcile::{Configured, Event, Handle, Supervisor, Surroundings};
 use crate::store::Store;
 use crate::tasks;
@@ -39,6 +39,8 @@ pub struct Options {
     pub state: PathBuf,
     /// Where downloads wait that libvirt then takes.
     pub cache: PathBuf,
+    /// Where what ssh needs is.
+    pub places: Places,
     /// The bus to serve on; the system bus when absent.
     pub bus: Option<String>,
 }
@@ -89,21 +91,22 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             aside.error
         );
     }
-    let spool = Spool::new(options.cache.clone());
     let (events, presented) = mpsc::channel(EVENTS);
     let (bells, metrics) = (Bells::default(), Arc::new(Metrics::default()));
-    let configured = configure(settings, &Registry::default(), &spool, &bells);
+    let (spool, places) = (Spool::new(options.cache.clone()), options.places.clone());
+    let shared = Shared { spool, bells: bells.clone(), places };
+    let configured = configure(settings, &Registry::default(), &shared);
     let supervisor = Supervisor::new(Surroundings {
         store,
         configured,
         events,
-        bells: bells.clone(),
+        bells,
         metrics: metrics.clone(),
         stop: CancellationToken::new(),
     });
     let pages = Pages { metrics, supervisor: supervisor.clone(), served: Mutex::default() };
     let config = options.config.clone();
-    let reload = Arc::new(Reload { config, supervisor, spool, bells, pages });
+    let reload = Arc::new(Reload { config, supervisor, shared, pages });
     reload.pages.serve().await;
     let bus = serve(&options, &reload, presented).await?;
     reload.supervisor.resume(records).await;
@@ -118,8 +121,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     outcome
 }
 
-fn configure(settings: Settings, previous: &Registry, spool: &Spool, bells: &Bells) -> Configured {
-    let providers = Registry::build(&settings, previous, spool, bells);
+fn configure(settings: Settings, previous: &Registry, shared: &Shared) -> Configured {
+    let providers = Registry::build(&settings, previous, shared);
     Configured { settings: Arc::new(settings), providers }
 }
 
@@ -148,8 +151,7 @@ async fn serve(
 struct Reload {
     config: ConfigPath,
     supervisor: Arc<Supervisor>,
-    spool: Spool,
-    bells: Bells,
+    shared: Shared,
     pages: Pages,
 }
 
@@ -179,7 +181,7 @@ impl Reload {
         let config = self.config.clone();
         let settings = tasks::blocking(move || config.load()).await?;
         let previous = self.supervisor.configured().providers;
-        let configured = configure(settings, &previous, &self.spool, &self.bells);
+        let configured = configure(settings, &previous, &self.shared);
         self.supervisor.reconfigure(configured).await;
         self.pages.serve().await;
         Ok(())

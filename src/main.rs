@@ -7,10 +7,12 @@ use clap::Parser;
 use proxyd::daemon::{self, ConfigPath, Options};
 use proxyd::journal;
 use proxyd::model::{Fault, FaultKind};
+use proxyd::provider::Places;
 
 const DEFAULT_CONFIG: &str = "/etc/proxyd/config.json";
 const DEFAULT_STATE: &str = "/var/lib/proxyd";
 const DEFAULT_CACHE: &str = "/var/cache/proxyd";
+const DEFAULT_RUNTIME: &str = "/run/proxyd";
 
 /// sysexits(3): the configuration is not acceptable.
 const EX_CONFIG: u8 = 78;
@@ -37,6 +39,14 @@ struct Arguments {
     #[arg(long, value_name = "DIR", env = "CACHE_DIRECTORY", default_value = DEFAULT_CACHE)]
     cache_dir: PathBuf,
 
+    /// Directory for what ssh needs while it runs
+    #[arg(long, value_name = "DIR", env = "RUNTIME_DIRECTORY", default_value = DEFAULT_RUNTIME)]
+    runtime_dir: PathBuf,
+
+    /// Directory of the credentials, private keys for other hosts among them
+    #[arg(long, value_name = "DIR", env = "CREDENTIALS_DIRECTORY")]
+    credentials_dir: Option<PathBuf>,
+
     /// D-Bus address to serve on instead of the system bus
     #[arg(long, value_name = "ADDRESS")]
     bus: Option<String>,
@@ -56,6 +66,7 @@ fn main() -> ExitCode {
         config,
         state: arguments.state_dir,
         cache: arguments.cache_dir,
+        places: Places { runtime: arguments.runtime_dir, credentials: arguments.credentials_dir },
         bus: arguments.bus,
     };
     match serve(options) {

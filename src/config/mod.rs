@@ -31,7 +31,7 @@ pub use error::{ConfigError, ConfigErrors};
 pub use health::DEFAULT_HEALTH_URL;
 pub use settings::{
     DeclaredProxy, HealthSettings, ImageSettings, MetricsListen, NetworkAttachment, OnRemoval,
-    ProviderSettings, ProviderType, Settings, SshSettings, VirtType,
+    ProviderSettings, ProviderType, Settings, SshDestination, SshSettings, VirtType,
 };
 
 use error::{Pointer, Report};

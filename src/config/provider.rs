@@ -11,7 +11,7 @@ use super::uri::{self, LibvirtUri};
 use crate::model::EntryName;
 use crate::seed::VendorData;
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "type",
     "uri",
     "pool",
@@ -21,11 +21,15 @@ const KEYS: [&str; 9] = [
     "vendorData",
     "images",
     "ssh",
+    "maxConcurrent",
 ];
 const DEFAULT_ENTRY: &str = "local";
 const DEFAULT_URI: &str = "qemu:///system";
 const DEFAULT_POOL: &str = "default";
 const DEFAULT_NETWORK: &str = "default";
+const DEFAULT_CONCURRENT: usize = 2;
+/// More than this no host and no line has any use for.
+const MOST_CONCURRENT: usize = 64;
 /// The kernel's IFNAMSIZ, without the closing NUL.
 const LONGEST_INTERFACE: usize = 15;
 /// What systemd allows for a credential, as for a file name.
@@ -95,7 +99,7 @@ fn settings(name: Option<EntryName>, section: &Section<'_>) -> Option<ProviderSe
     let kind = section.read_or("type", ProviderType::Kvm, |node| {
         node.word(&ProviderType::ALL.map(|kind| (kind.as_str(), kind)))
     });
-    let default_uri = LibvirtUri { text: DEFAULT_URI.to_owned(), over_ssh: false };
+    let default_uri = LibvirtUri { text: DEFAULT_URI.to_owned(), over_ssh: None };
     let uri = section.read_or("uri", default_uri, uri::read);
     let pool = section.read_or("pool", DEFAULT_POOL.to_owned(), object_name);
     let default_network = NetworkAttachment::Network(DEFAULT_NETWORK.to_owned());
@@ -104,9 +108,12 @@ fn settings(name: Option<EntryName>, section: &Section<'_>) -> Option<ProviderSe
     let install_guest_agent = section.read_or("installGuestAgent", true, Node::boolean);
     let vendor_data = section.read_or("vendorData", None, vendor_data);
     let ssh = section.optional("ssh", ssh);
-    if let (Some(uri), Some(ssh)) = (&uri, &ssh) {
-        ssh_goes_with(section, uri, ssh.is_some());
-    }
+    let max_concurrent = section
+        .read_or("maxConcurrent", DEFAULT_CONCURRENT, |node| node.whole(1..=MOST_CONCURRENT));
+    let ssh = match (&uri, ssh) {
+        (Some(uri), Some(login)) => over_ssh(section, uri, login),
+        _ => None,
+    };
     Some(ProviderSettings {
         name: name?,
         kind: kind?,
@@ -118,21 +125,36 @@ fn settings(name: Option<EntryName>, section: &Section<'_>) -> Option<ProviderSe
         vendor_data: vendor_data?,
         images: BTreeMap::new(),
         ssh: ssh?,
+        max_concurrent: max_concurrent?,
     })
 }
 
-fn ssh_goes_with(section: &Section<'_>, uri: &LibvirtUri, given: bool) -> Option<()> {
-    match (uri.over_ssh, given) {
-        (true, false) => {
+/// What the `ssh` section says beside the destination.
+struct Login {
+    key_credential: String,
+    known_hosts: String,
+}
+
+/// Puts destination and login together: each goes with the other.
+fn over_ssh(
+    section: &Section<'_>,
+    uri: &LibvirtUri,
+    login: Option<Login>,
+) -> Option<Option<SshSettings>> {
+    match (uri.over_ssh.clone(), login) {
+        (Some(destination), Some(Login { key_credential, known_hosts })) => {
+            Some(Some(SshSettings { destination, key_credential, known_hosts }))
+        }
+        (Some(_), None) => {
             let what = "the uri goes over SSH, so it must say how";
             section.refuse("ssh", format!("it is missing: {what} (keyCredential, knownHosts)"))
         }
-        (false, true) => {
+        (None, Some(_)) => {
             let ways = "leave ssh out, or make the uri qemu+ssh://user@host/system";
             section
                 .refuse("ssh", format!("the uri {} does not go over SSH: {ways}", shown(&uri.text)))
         }
-        _ => Some(()),
+        (None, None) => Some(None),
     }
 }
 
@@ -190,13 +212,13 @@ fn bridge(node: &Node<'_>) -> Option<String> {
     ))
 }
 
-fn ssh(node: &Node<'_>) -> Option<SshSettings> {
+fn ssh(node: &Node<'_>) -> Option<Login> {
     let section = node.section(&["keyCredential", "knownHosts"])?;
     let what = "the name of the systemd credential (LoadCredential=) that holds the private key";
     let key_credential = section.required("keyCredential", what, credential);
     let what = "the host's keys in known_hosts format, as ssh-keyscan prints them";
     let known_hosts = section.required("knownHosts", what, known_hosts);
-    Some(SshSettings { key_credential: key_credential?, known_hosts: known_hosts? })
+    Some(Login { key_credential: key_credential?, known_hosts: known_hosts? })
 }
 
 fn credential(node: &Node<'_>) -> Option<String> {
@@ -243,7 +265,7 @@ mod tests {
         assert_eq!((entry.uri.as_str(), entry.pool.as_str()), ("qemu:///system", "default"));
         assert_eq!(entry.network, NetworkAttachment::Network("default".into()));
         assert!(entry.install_guest_agent);
-        assert_eq!((entry.vendor_data, entry.ssh), (None, None));
+        assert_eq!((entry.vendor_data, entry.ssh, entry.max_concurrent), (None, None, 2));
     }
 
     #[test]
@@ -251,11 +273,14 @@ mod tests {
         let entry = one(r##"{"type": "kvm2", "uri": "qemu+ssh://op@h/system", "pool": "p",
                 "network": {"bridge": "br0"}, "virtType": "qemu", "installGuestAgent": false,
                 "vendorData": "#!/bin/sh", "images": {},
-                "ssh": {"keyCredential": "ssh-e", "knownHosts": "h ssh-ed25519 AAAA"}}"##);
+                "ssh": {"keyCredential": "ssh-e", "knownHosts": "h ssh-ed25519 AAAA"},
+                "maxConcurrent": 64}"##);
         assert_eq!((entry.kind, entry.virt_type), (ProviderType::Kvm2, VirtType::Qemu));
         assert_eq!(entry.network, NetworkAttachment::Bridge("br0".into()));
         assert_eq!(entry.vendor_data.unwrap().expose(), "#!/bin/sh");
-        assert_eq!(entry.ssh.unwrap().key_credential, "ssh-e");
+        let ssh = entry.ssh.unwrap();
+        assert_eq!((&*ssh.key_credential, &*ssh.destination.host), ("ssh-e", "h"));
+        assert_eq!(entry.max_concurrent, 64);
         assert_eq!((entry.uri.as_str(), entry.pool.as_str()), ("qemu+ssh://op@h/system", "p"));
         assert!(!entry.install_guest_agent);
     }
@@ -263,7 +288,8 @@ mod tests {
     #[test]
     fn every_mistake_is_pointed_to() {
         let entry = r#"{"type": "vbox", "uri": 5, "pool": "", "network": {}, "virtType": "KVM",
-            "installGuestAgent": "yes", "vendorData": 5, "images": [], "ssh": null, "port": 1}"#;
+            "installGuestAgent": "yes", "vendorData": 5, "images": [], "ssh": null, "port": 1,
+            "maxConcurrent": 0}"#;
         let keys = [
             "port",
             "images",
@@ -275,6 +301,7 @@ mod tests {
             "installGuestAgent",
             "vendorData",
             "ssh",
+            "maxConcurrent",
         ];
         assert_eq!(refused(entry), keys.map(|key| format!("/providers/e/{key}")));
     }

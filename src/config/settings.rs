@@ -66,6 +66,8 @@ pub struct ProviderSettings {
     pub images: BTreeMap<ImageKey, ImageSettings>,
     /// How to log in, for URIs that go over SSH.
     pub ssh: Option<SshSettings>,
+    /// Images that may be on their way to its pool at once.
+    pub max_concurrent: usize,
 }
 
 /// The built-in providers.
@@ -126,10 +128,25 @@ pub struct ImageSettings {
 /// How to log in to another host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SshSettings {
+    /// Where to.
+    pub destination: SshDestination,
     /// The name of the systemd credential that holds the private key.
     pub key_credential: String,
     /// Accepted host keys, in known_hosts format.
     pub known_hosts: String,
+}
+
+/// Where a URI that goes over SSH leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SshDestination {
+    /// A name or an address.
+    pub host: String,
+    /// Who to log in as; the user that proxyd runs as when absent.
+    pub user: Option<String>,
+    /// The port; SSH's own when absent.
+    pub port: Option<u16>,
+    /// Which libvirt there: `system` or `session`.
+    pub instance: String,
 }
 
 /// A Proxy declared in the configuration.

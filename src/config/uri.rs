@@ -1,22 +1,19 @@
 //! `uri`: which libvirt, and how to get there.
 
-use url::{Url, form_urlencoded};
+use url::Url;
 
 use super::section::Node;
+use super::settings::SshDestination;
 use super::shown::shown;
 
 const WAYS: &str = "use qemu:///system, qemu+unix:///system or qemu+ssh://user@host/system";
-
-/// Parameters that would let another key or another host in than the `ssh` section
-/// says; some of them libvirt ignores without a word.
-const SSH_PARAMETERS: [&str; 6] =
-    ["command", "keyfile", "known_hosts", "known_hosts_verify", "no_verify", "sshauth"];
 
 /// A libvirt URI that proxyd can drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LibvirtUri {
     pub(super) text: String,
-    pub(super) over_ssh: bool,
+    /// Where it goes over SSH, if it does.
+    pub(super) over_ssh: Option<SshDestination>,
 }
 
 /// Checks a libvirt URI. The `test` driver is let through for tests.
@@ -41,9 +38,9 @@ pub(super) fn read(node: &Node<'_>) -> Option<LibvirtUri> {
 
 fn checked(url: &Url) -> Result<LibvirtUri, String> {
     let over_ssh = match url.scheme() {
-        "qemu" | "qemu+unix" => local(url).and_then(|()| daemon(url)).map(|()| false),
-        "qemu+ssh" => ssh(url).map(|()| true),
-        "test" => local(url).map(|()| false),
+        "qemu" | "qemu+unix" => local(url).and_then(|()| daemon(url)).map(|()| None),
+        "qemu+ssh" => ssh(url).map(Some),
+        "test" => local(url).map(|()| None),
         other => {
             Err(format!("{} has the scheme {other:?}, which is not known", shown(url.as_str())))
         }
@@ -59,24 +56,30 @@ fn local(url: &Url) -> Result<(), String> {
     Ok(())
 }
 
-fn ssh(url: &Url) -> Result<(), String> {
-    if url.host_str().is_none_or(str::is_empty) {
+fn ssh(url: &Url) -> Result<SshDestination, String> {
+    if let Some(query) = url.query() {
+        let what = "and the ssh section says all there is to say: leave it out";
+        return Err(format!("{} has the parameters {}, {what}", shown(url.as_str()), shown(query)));
+    }
+    daemon(url)?;
+    let named = url.host_str().unwrap_or_default();
+    let host = named.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(named);
+    if host.is_empty() {
         return Err(format!("{} names no host", shown(url.as_str())));
     }
-    if let Some(key) = ssh_parameter(url) {
-        let what = "which the ssh section decides (leave it out)";
-        return Err(format!("{} has the parameter {key}, {what}", shown(url.as_str())));
+    let user = Some(url.username()).filter(|user| !user.is_empty());
+    // They become arguments of ssh.
+    for (what, value) in [("host", Some(host)), ("user", user)] {
+        let odd = |c: char| !(c.is_ascii_alphanumeric() || "._-:".contains(c));
+        if let Some(value) = value.filter(|value| value.starts_with('-') || value.contains(odd)) {
+            return Err(format!("{} is no name of a {what}", shown(value)));
+        }
     }
-    daemon(url)
-}
-
-/// One of [`SSH_PARAMETERS`], as libvirt finds it: it parts parameters at `;` too, and
-/// takes their names in capitals as well.
-fn ssh_parameter(url: &Url) -> Option<&'static str> {
-    let parts = url.query().unwrap_or_default().split(['&', ';']);
-    let mut names = parts.flat_map(|part| form_urlencoded::parse(part.as_bytes()));
-    names.find_map(|(name, _)| {
-        SSH_PARAMETERS.into_iter().find(|parameter| name.eq_ignore_ascii_case(parameter))
+    Ok(SshDestination {
+        host: host.to_owned(),
+        user: user.map(str::to_owned),
+        port: url.port(),
+        instance: url.path().trim_start_matches('/').to_owned(),
     })
 }
 
@@ -110,13 +113,19 @@ mod tests {
             "test:///srv/host.xml",
         ];
         for text in local {
-            let uri = LibvirtUri { text: text.to_owned(), over_ssh: false };
-            assert_eq!(check(text), Ok(uri));
+            assert_eq!(check(text), Ok(LibvirtUri { text: text.to_owned(), over_ssh: None }));
         }
-        for text in
-            ["qemu+ssh://op@host/system", "qemu+ssh://host:2222/system", "qemu+ssh://[::1]/system"]
-        {
-            assert_eq!(check(text), Ok(LibvirtUri { text: text.to_owned(), over_ssh: true }));
+        let over_ssh = [
+            ("qemu+ssh://op@host/system", "host", Some("op"), None),
+            ("qemu+ssh://host.example:2222/system", "host.example", None, Some(2222)),
+            ("qemu+ssh://[fd00::1]/session", "fd00::1", None, None),
+        ];
+        for (text, host, user, port) in over_ssh {
+            let uri = check(text).unwrap();
+            let found = uri.over_ssh.unwrap();
+            assert_eq!(uri.text, text);
+            assert_eq!((&*found.host, found.user.as_deref(), found.port), (host, user, port));
+            assert_eq!(found.instance, text.rsplit('/').next().unwrap());
         }
     }
 
@@ -133,6 +142,10 @@ mod tests {
             "qemu+ssh:///system",
             "qemu+ssh:/system",
             "qemu+ssh://host",
+            "qemu+ssh://-oProxyCommand=x/system",
+            "qemu+ssh://-x@host/system",
+            "qemu+ssh://a%20b@host/system",
+            "qemu+ssh://a%2fb/system",
             "qemu+tcp://host/system",
             "test://host/default",
             "xen:///system",
@@ -165,17 +178,14 @@ mod tests {
         }
     }
 
+    /// Some would let another key or host in, some libvirt ignores without a word, and
+    /// the rest say how to get there, which is decided here.
     #[test]
-    fn parameters_around_the_ssh_section_are_refused() {
-        for key in SSH_PARAMETERS {
-            let capital = key.to_uppercase();
-            for query in [format!("{key}=1"), format!("proxy=native;{capital}"), format!("a&{key}")]
-            {
-                let message = check(&format!("qemu+ssh://host/system?{query}")).unwrap_err();
-                assert!(message.contains(key), "{message}");
-            }
+    fn parameters_of_an_ssh_uri_are_refused() {
+        for query in ["no_verify=1", "keyfile=/k", "proxy=netcat", "socket=/run/x", "%6eo_verify=1"]
+        {
+            let message = check(&format!("qemu+ssh://host/system?{query}")).unwrap_err();
+            assert!(message.contains(query) && message.contains("leave it out"), "{message}");
         }
-        assert!(check("qemu+ssh://host/system?%6eo_verify=1").is_err());
-        assert!(check("qemu+ssh://host/system?proxy=netcat").is_ok());
     }
 }

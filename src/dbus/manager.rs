@@ -201,8 +201,8 @@ impl Manager {
     }
 
     /// Removes bases and leftovers that are proxyd's and that nothing uses, or, as a
-    /// dry run, only lists them: path, bytes, reason. Entries of type kvm2 are passed
-    /// over.
+    /// dry run, only lists them: path, bytes, reason. Entries whose host can't be reached
+    /// are passed over, as long as any can be; their Provider's State tells.
     #[zbus(out_args("leftovers"))]
     async fn prune_images(
         &self,

@@ -47,6 +47,19 @@ impl Base {
         self.marker.sha256
     }
 
+    /// Its marker.
+    pub(super) fn marker(&self) -> &Marker {
+        &self.marker
+    }
+
+    /// Opens it for reading.
+    ///
+    /// # Errors
+    /// `PoolUnavailable` when it has gone meanwhile.
+    pub(super) fn open(&self) -> Result<std::fs::File, Fault> {
+        self.pool.open_file(&self.name).map_err(|error| self.pool.failed("read", &self.name, error))
+    }
+
     /// Size of the disk it presents, in bytes.
     pub fn virtual_size(&self) -> u64 {
         self.marker.virtual_size

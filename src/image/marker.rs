@@ -1,10 +1,12 @@
 //! The marker beside a base: JSON that says what the base is and that it is complete.
 //! It is written last, so a base without a valid one is debris.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::ImageSource;
 use super::name::base_file_name;
+use super::{Found, ImageSource};
 use crate::model::{EntryName, ImageFormat, ImageKey, Pin, ResourceUrl, Sha256Digest};
 
 /// The version that this program writes and reads.
@@ -13,6 +15,8 @@ const VERSION: u32 = 1;
 pub(super) const MAX_MARKER_BYTES: usize = 64 << 10;
 /// The size of a marker that is written through libvirt: volumes have a fixed size.
 pub const MARKER_VOLUME_SIZE: usize = 8192;
+/// A pending marker that hasn't moved for so long has no writer any more.
+pub const DEAD_AFTER: Duration = Duration::from_secs(600);
 /// Where the pending part of such a marker ends.
 const PENDING_SIZE: usize = 1024;
 
@@ -33,6 +37,24 @@ pub(super) struct Identity {
     pub(super) size: u64,
     pub(super) inode: u64,
     pub(super) mtime_ns: i64,
+}
+
+/// A volume, as libvirt tells it from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Volume {
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was last written, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+}
+
+/// No base is so empty and so old.
+const NO_VOLUME: Volume = Volume { size: 0, mtime_ns: 0 };
+
+impl Volume {
+    fn identity(self) -> Identity {
+        Identity { size: self.size, inode: 0, mtime_ns: self.mtime_ns }
+    }
 }
 
 /// What a base is.
@@ -74,7 +96,8 @@ pub struct Marker {
     pub fetched_at: String,
     #[serde(flatten)]
     validators: Validators,
-    /// Absent when it was published through libvirt, which doesn't tell.
+    /// Absent in markers that were written through libvirt without. There, the inode is
+    /// not known, and it is 0.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) identity: Option<Identity>,
     /// sha256 of this marker's JSON with this member empty.
@@ -169,6 +192,59 @@ impl Marker {
         self.url_sha256 == url_digest(url)
     }
 
+    /// The marker of a base of `source` that is a copy of this one, and has no file yet.
+    pub(super) fn for_another(&self, source: &ImageSource) -> Self {
+        let mut marker = Self {
+            nonce: None,
+            writer: None,
+            entry: source.entry.clone(),
+            key: source.key.clone(),
+            copied_from: None,
+            pinned: source.pin != Pin::None,
+            identity: None,
+            ..self.clone()
+        };
+        marker.moved_to(&source.url);
+        marker
+    }
+
+    /// Takes note of the volume that it vouches for, as libvirt tells it from others.
+    pub fn vouch_for(&mut self, volume: Volume) {
+        self.identity = Some(volume.identity());
+    }
+
+    /// From now on it vouches for no file: what it vouched for was found damaged.
+    pub fn renounce(&mut self) {
+        self.vouch_for(NO_VOLUME);
+    }
+
+    /// Whether it vouches for no file.
+    pub(super) fn is_renounced(&self) -> bool {
+        self.identity == Some(NO_VOLUME.identity())
+    }
+
+    /// Whether it vouches for `volume`. One that was written before volumes had an
+    /// identity vouches for whatever has the name.
+    pub fn vouches_for(&self, volume: Volume) -> bool {
+        // libvirt does not tell the inode.
+        self.identity.is_none_or(|of| Volume { size: of.size, mtime_ns: of.mtime_ns } == volume)
+    }
+
+    /// What `volume` is to it, for whoever only looks.
+    pub fn found(&self, volume: Volume) -> Found {
+        match self.vouches_for(volume) {
+            true => Found::Vouched,
+            false if self.is_renounced() => Found::Unproven,
+            false => Found::Other,
+        }
+    }
+
+    /// Takes note of what the configuration says of the same bytes now.
+    pub fn note(&mut self, source: &ImageSource) {
+        self.moved_to(&source.url);
+        self.pinned |= source.pin != Pin::None;
+    }
+
     /// Takes over another URL of the same bytes.
     pub(super) fn moved_to(&mut self, url: &ResourceUrl) {
         self.url = url.to_string();
@@ -209,24 +285,38 @@ impl Marker {
         }
     }
 
-    /// The same marker as written through libvirt by `writer`, in two parts of a
-    /// volume of [`MARKER_VOLUME_SIZE`] bytes. The first alone is no JSON, and so no
-    /// valid marker; the second completes it.
+    /// The same marker as written through libvirt by `writer`: what [`pending`] gives,
+    /// which alone is no JSON, and the rest, which completes it. There may be white space
+    /// between the two.
     ///
     /// # Errors
     /// When it does not fit.
-    pub fn render_in_two(mut self, nonce: &str, writer: &str) -> Result<[Vec<u8>; 2], String> {
-        self.nonce = Some(nonce.to_owned());
-        self.writer = Some(writer.to_owned());
-        let whole = self.render().map_err(|error| error.to_string())?;
-        let pending = pending_part(nonce, writer)?;
-        let head = pending.trim_ascii_end().len();
-        let mut rest = whole.get(head..).unwrap_or_default().to_vec();
-        if !whole.starts_with(&pending[..head]) || PENDING_SIZE + rest.len() > MARKER_VOLUME_SIZE {
+    pub fn render_in_two(&self, nonce: &str, writer: &str) -> Result<[Vec<u8>; 2], String> {
+        let signed =
+            Self { nonce: Some(nonce.to_owned()), writer: Some(writer.to_owned()), ..self.clone() };
+        let whole = signed.render().map_err(|error| error.to_string())?;
+        let pending = pending(nonce, writer)?;
+        let rest = whole.get(pending.trim_ascii_end().len()..).unwrap_or_default().to_vec();
+        if !whole.starts_with(pending.trim_ascii_end())
+            || PENDING_SIZE + rest.len() > MARKER_VOLUME_SIZE
+        {
             return Err("the marker does not fit into its volume".to_owned());
         }
-        rest.resize(MARKER_VOLUME_SIZE - PENDING_SIZE, b' ');
         Ok([pending, rest])
+    }
+
+    /// The same marker in place of the one that `bytes` are, in as many bytes at least:
+    /// volumes are never cut.
+    ///
+    /// # Errors
+    /// When it does not fit.
+    pub fn render_over(&self, bytes: &[u8]) -> Result<Vec<u8>, String> {
+        let mut whole = match Self::writer_of(bytes) {
+            Some((nonce, writer)) => self.render_in_two(&nonce, &writer)?.concat(),
+            None => self.render().map_err(|error| error.to_string())?,
+        };
+        whole.resize(whole.len().max(bytes.len()), b' ');
+        Ok(whole)
     }
 
     /// Who wrote a marker through libvirt, even one that is still pending: its nonce
@@ -246,11 +336,22 @@ struct Pending {
     writer: String,
 }
 
+/// Who has begun a marker through libvirt and not completed it; nobody when that is
+/// not what `bytes` are.
+pub fn pending_writer(bytes: &[u8]) -> Option<String> {
+    if bytes.len() == MARKER_VOLUME_SIZE && bytes.iter().all(|byte| *byte == 0) {
+        // Its volume is there, and its first bytes are on their way.
+        return Some("it has not said which".to_owned());
+    }
+    let (_, writer) = Marker::writer_of(bytes)?;
+    serde_json::from_slice::<serde_json::Value>(bytes).is_err().then_some(writer)
+}
+
 /// The part of a marker that says that a base is on its way.
 ///
 /// # Errors
 /// When it does not fit.
-pub(super) fn pending_part(nonce: &str, writer: &str) -> Result<Vec<u8>, String> {
+pub fn pending(nonce: &str, writer: &str) -> Result<Vec<u8>, String> {
     let part = Pending { nonce: nonce.to_owned(), writer: writer.to_owned() };
     let mut bytes = serde_json::to_vec(&part).map_err(|error| error.to_string())?;
     // The closing brace gives way to a comma: the rest goes on from there.
@@ -317,16 +418,46 @@ mod tests {
 
     #[test]
     fn a_marker_in_two_parts_is_valid_only_with_both() {
-        let [pending, rest] = marker().render_in_two("n1", "w1").unwrap();
-        assert_eq!(pending.len() + rest.len(), MARKER_VOLUME_SIZE);
-        assert_eq!(pending, pending_part("n1", "w1").unwrap());
-        let mut zeroed = pending.clone();
+        let [begun, rest] = marker().render_in_two("n1", "w1").unwrap();
+        assert_eq!(begun, pending("n1", "w1").unwrap());
+        let mut zeroed = begun.clone();
         zeroed.resize(MARKER_VOLUME_SIZE, 0);
         assert_eq!(Marker::parse(&zeroed), MarkerState::Garbage);
-        let whole = [pending, rest].concat();
+        let whole = [begun, b" \t\n ".to_vec(), rest].concat();
         assert!(matches!(Marker::parse(&whole), MarkerState::Valid(_)));
         for bytes in [zeroed, whole] {
             assert_eq!(Marker::writer_of(&bytes), Some(("n1".into(), "w1".into())));
         }
+    }
+
+    /// In place of one that libvirt wrote, and of one that was written as a file.
+    #[test]
+    fn a_marker_is_rewritten_in_no_fewer_bytes_and_keeps_its_writer() {
+        let mut parts = marker().render_in_two("n1", "w1").unwrap().concat();
+        parts.resize(MARKER_VOLUME_SIZE, b' ');
+        let mut longer = marker();
+        longer.url = "http://h/".to_owned() + &"x".repeat(200);
+        for old in [parts, longer.render().unwrap()] {
+            let MarkerState::Valid(read) = Marker::parse(&old) else { panic!("{old:?}") };
+            let mut changed = *read;
+            changed.note(&source("http://h/y"));
+            let new = changed.render_over(&old).unwrap();
+            assert!(new.len() >= old.len());
+            assert_eq!(Marker::writer_of(&new), Marker::writer_of(&old));
+            let MarkerState::Valid(read) = Marker::parse(&new) else { panic!("{new:?}") };
+            assert!(read.is_from(&source("http://h/y").url));
+        }
+    }
+
+    #[test]
+    fn a_marker_vouches_for_one_volume() {
+        let mut marker = marker();
+        let volume = Volume { size: 7, mtime_ns: 5 };
+        assert!(marker.vouches_for(volume), "an old marker was refused");
+        marker.vouch_for(volume);
+        assert!(marker.vouches_for(volume));
+        assert!(!marker.vouches_for(Volume { mtime_ns: 6, ..volume }));
+        marker.renounce();
+        assert!(!marker.vouches_for(volume));
     }
 }

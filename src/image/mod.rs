@@ -10,6 +10,7 @@ mod evict;
 mod examine;
 mod fetch;
 mod hash;
+mod hashing;
 mod inspect;
 mod limits;
 mod marker;
@@ -31,15 +32,19 @@ use crate::model::{EntryName, Fault, ImageFormat, ImageId, ImageKey, Pin, Resour
 
 pub use cache::{Base, Cache};
 pub use examine::check_unchanged;
-pub use fetch::{Fetcher, Verified};
-pub use marker::{MARKER_VOLUME_SIZE, Marker, MarkerState, Validators};
-pub use name::{base_file_name, base_of_marker, marker_file_name};
+pub use fetch::Fetcher;
+pub use hashing::Hashing;
+pub use marker::{
+    DEAD_AFTER, MARKER_VOLUME_SIZE, Marker, MarkerState, Validators, Volume, pending,
+    pending_writer,
+};
+pub use name::{base_file_name, base_of_marker, can_be_of, marker_file_name};
 pub use pool::{DirectoryPool, PoolFence};
 pub use progress::{Progress, Stage};
 pub use prune::Leftover;
-pub use rules::{Verdict, judge, of_later_version};
+pub use rules::{Verdict, judge, of_another, of_later_version};
 pub use sighting::{Found, Seen, Sighting, Standing, unasked};
-pub use spool::Spool;
+pub use spool::{Alive, Spool, Spooled};
 
 /// An image of a provider entry: its identity, and where it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -42,7 +42,7 @@ pub(super) fn is_base(name: &str) -> bool {
 
 /// Whether `base` can be a base of `entry`: only a marker tells which of the entries
 /// that it can be of has made it.
-pub(super) fn can_be_of(base: &str, entry: &EntryName) -> bool {
+pub fn can_be_of(base: &str, entry: &EntryName) -> bool {
     base.strip_prefix("base-")
         .and_then(|rest| rest.strip_prefix(entry.as_str()))
         .is_some_and(|rest| rest.starts_with('-'))

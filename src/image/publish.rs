@@ -31,18 +31,18 @@ pub(super) fn publish(
 ) -> Result<Marker, Fault> {
     let name = source.base_name();
     // Everything that takes time, or room, comes before the fence.
-    let marker = identified(pool, &name, verified.marker(source), verified.file())?;
+    let marker = identified(pool, &name, verified.marker(source), &verified.file)?;
     let marker_file = pool.unnamed_marker(&name, &marker)?;
     steps::passed(Step::MarkerDurable);
     let disks = if debris.is_some() { users.disks()? } else { Vec::new() };
     let fence = pool.fence()?;
     let old = clear(&fence, &name, debris, &disks)?;
-    fence.link(verified.file(), &name)?;
+    fence.link(&verified.file, &name)?;
     steps::passed(Step::Linked);
     let marked = mark(&fence, &name, old, &marker, &marker_file);
     if marked.is_err() {
         // On a disk that is full, say. Nobody can have used it: the fence is ours.
-        if let Err(fault) = fence.withdraw(verified.file(), &name) {
+        if let Err(fault) = fence.withdraw(&verified.file, &name) {
             tracing::warn!("{fault}; it has no marker, and will be removed at the next attempt");
         }
     }
@@ -78,7 +78,10 @@ fn mark(
     if old == OldMarker::Kept {
         return fence.replace_marker(name, marker);
     }
-    fence.link(marker_file, &marker_file_name(name))?;
+    if let Err(fault) = fence.link(marker_file, &marker_file_name(name)) {
+        // Who begins through libvirt does not ask for the fence.
+        return fence.pool().marker(name).and(Err(fault));
+    }
     steps::passed(Step::MarkerLinked);
     Ok(())
 }
@@ -100,6 +103,7 @@ fn clear(
     disks: &[DomainDisk],
 ) -> Result<OldMarker, Fault> {
     let pool = fence.pool();
+    let marker = pool.marker(name)?;
     let found = pool.stat(name)?.map(|stat| stat.st_ino);
     if found != debris {
         return Err(pool::foreign_file(pool, name));
@@ -111,7 +115,7 @@ fn clear(
         }
     }
     fence.unlink(&staged_file_name(name))?;
-    if debris.is_none() && matches!(pool.marker(name)?, MarkerState::Valid(_)) {
+    if debris.is_none() && matches!(marker, MarkerState::Valid(_)) {
         return Ok(OldMarker::Kept);
     }
     fence.unlink(&marker_file_name(name))?;

@@ -64,7 +64,7 @@ fn url_mismatch(path: &Path, source: &ImageSource, marker: &Marker) -> Fault {
 }
 
 /// The fault of a base that isn't that of the image whose name it has.
-pub(super) fn of_another(path: &Path, marker: &Marker) -> Fault {
+pub fn of_another(path: &Path, marker: &Marker) -> Fault {
     let text = format!(
         "{} belongs to image {:?} of provider entry {:?}, whose names give the same file name: \
          it stays untouched; use another key or entry name",

@@ -8,7 +8,7 @@ use super::marker::{Marker, MarkerState};
 use super::name::{base_file_name, base_of_marker};
 use super::pool::DirectoryPool;
 use super::{ImageSource, rules};
-use crate::model::{EntryName, Fault, ImageKey, Sha256Digest, Timestamp};
+use crate::model::{EntryName, Fault, FaultKind, ImageKey, Sha256Digest, Timestamp};
 
 /// How an image stands in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,9 +115,11 @@ impl Sighting {
         Self { key: key.clone(), path, standing, url, seen, message }
     }
 
-    /// One that could not be looked at.
+    /// One that could not be looked at, or not yet.
     fn unreadable(path: PathBuf, key: &ImageKey, fault: Fault) -> Self {
-        let (standing, message) = (Standing::Conflict, fault.message);
+        let busy = fault.kind == FaultKind::Busy;
+        let standing = if busy { Standing::Absent } else { Standing::Conflict };
+        let message = fault.message;
         Self { key: key.clone(), path, standing, url: None, seen: None, message }
     }
 }
@@ -174,7 +176,11 @@ fn look(pool: &DirectoryPool, source: &ImageSource) -> Sighting {
 fn stands(pool: &DirectoryPool, name: &str, marker: &MarkerState) -> Result<Found, Fault> {
     Ok(match (pool.regular(name)?, marker) {
         (None, _) => Found::Nothing,
-        (Some(_), MarkerState::Valid(marker)) if marker.identity.is_none() => Found::Unproven,
+        (Some(_), MarkerState::Valid(marker))
+            if marker.identity.is_none() || marker.is_renounced() =>
+        {
+            Found::Unproven
+        }
         (Some(_), MarkerState::Valid(marker)) if pool.is_identical(name, marker)? => Found::Vouched,
         (Some(_), _) => Found::Other,
     })

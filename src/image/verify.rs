@@ -54,10 +54,13 @@ pub(super) fn verify(
     }
     let (digest, stat, _) = measure(pool, name, progress, cancel)?;
     let good = digest == marker.content();
-    let identity = good.then(|| pool::identity(&stat));
-    if marker.identity != identity {
-        let mut noted = marker.clone();
-        noted.identity = identity;
+    let mut noted = marker.clone();
+    if good {
+        noted.identity = Some(pool::identity(&stat));
+    } else {
+        noted.renounce();
+    }
+    if noted != marker {
         pool.fence()?.replace_marker(name, &noted)?;
     }
     if good {

@@ -104,7 +104,20 @@ identifier!(
     "proxy name"
 );
 
+impl EntryName {
+    /// The name under which this daemon's own spool has its images.
+    pub fn spool() -> Self {
+        Self("spool".to_owned())
+    }
+}
+
 impl ImageKey {
+    /// The key of an image that is known by its sha256: the first 20 bytes of it in hex,
+    /// which is an identifier always; all 32 are too long for one.
+    pub fn of_digest(digest: &Sha256Digest) -> Self {
+        Self(digest.to_string().chars().take(40).collect())
+    }
+
     /// The key of an image that is given by URL alone: the first 8 bytes of the URL's
     /// sha256 in hex, which is an identifier always.
     pub fn of_url(url: &ResourceUrl) -> Self {

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::image::{ImageSource, Leftover, Progress, Sighting};
+use crate::image::{ImageSource, Leftover, Progress, Sighting, Spool};
 use crate::model::{Address, Fault, Firmware, Guest, ImageKey, ProxyName, Sha256Digest, Slot};
 use crate::store::BaseRef;
 
@@ -315,6 +315,26 @@ pub trait Provider: Send + Sync {
     /// Removes the domain, its NVRAM and console log, and those of the volumes that
     /// are `owned`. Leaves the base, and everything that isn't the guest's.
     async fn remove(&self, guest: &Guest, owned: Owned) -> Result<(), Fault>;
+}
+
+/// What all providers of a daemon share. Cheap to clone.
+#[derive(Clone)]
+pub struct Shared {
+    /// Where downloads for the storage API wait.
+    pub spool: Spool,
+    /// Rung when something happens to a guest.
+    pub bells: Bells,
+    /// Where what ssh needs is.
+    pub places: Places,
+}
+
+/// Directories that systemd gives a service.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    /// For what lives no longer than the process.
+    pub runtime: PathBuf,
+    /// With the credentials; none were given when absent.
+    pub credentials: Option<PathBuf>,
 }
 
 /// Which volumes of a guest's names are its own.

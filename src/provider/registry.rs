@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::kvm::Kvm;
-use super::{Bells, SharedProvider};
+use super::{Shared, SharedProvider};
 use crate::config::{ProviderSettings, Settings};
-use crate::image::Spool;
 use crate::model::{EntryName, Fault, FaultKind};
 
 /// The providers of a configuration. Cheap to clone.
@@ -24,12 +23,12 @@ struct Entry {
 impl Registry {
     /// The providers of `settings`. An entry that hasn't changed keeps its provider,
     /// and with it its connection.
-    pub fn build(settings: &Settings, previous: &Self, spool: &Spool, bells: &Bells) -> Self {
+    pub fn build(settings: &Settings, previous: &Self, shared: &Shared) -> Self {
         let entry = |wanted: &ProviderSettings| {
             let kept = previous.entries.get(&wanted.name).filter(|old| old.settings == *wanted);
             kept.cloned().unwrap_or_else(|| Entry {
                 settings: wanted.clone(),
-                provider: Arc::new(Kvm::new(wanted.clone(), spool.clone(), bells.clone())),
+                provider: Arc::new(Kvm::new(wanted.clone(), shared)),
             })
         };
         let pairs = settings.providers.iter().map(|(name, wanted)| (name.clone(), entry(wanted)));

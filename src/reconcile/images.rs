@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use super::jobs::{Job, JobKind, JobState};
 use super::{Configured, Event, Images, Supervisor, inventory, source};
-use crate::config::ProviderType;
 use crate::image::{ImageSource, Leftover};
 use crate::journal;
-use crate::model::{EntryName, Fault, ImageId};
+use crate::model::{EntryName, Fault, FaultKind, ImageId};
 
 /// How long a job that has ended can still be read.
 const LINGER: Duration = Duration::from_secs(10);
@@ -76,7 +77,8 @@ impl Supervisor {
     }
 
     /// Lists the bases and leftovers of all entries that nothing uses, and removes
-    /// them unless `dry_run`. Entries of type kvm2 are passed over.
+    /// them unless `dry_run`. Entries whose host can't be reached are passed over, which
+    /// their state and the journal tell, as long as any can be.
     ///
     /// # Errors
     /// When an entry can't tell what is used; then nothing was removed.
@@ -152,20 +154,39 @@ impl Supervisor {
 }
 
 impl Configured {
+    /// All hosts at once: none waits for another.
     async fn prune_each(&self, dry_run: bool) -> Result<Vec<Leftover>, Fault> {
-        let mut leftovers = Vec::new();
-        for (entry, settings) in &self.settings.providers {
-            if settings.kind == ProviderType::Kvm2 {
-                continue;
+        let prune = async |entry: &EntryName| {
+            let provider = self.providers.get(entry)?;
+            provider.prune_images(self.offered(entry), dry_run).await
+        };
+        let entries: Vec<_> = self.settings.providers.keys().collect();
+        let pruned = join_all(entries.iter().copied().map(prune)).await;
+        let (mut leftovers, mut away) = (Vec::new(), Vec::new());
+        for (entry, found) in entries.iter().zip(pruned) {
+            match found {
+                Err(fault) if fault.kind == FaultKind::ProviderUnavailable => {
+                    tracing::warn!(
+                        proxyd_provider = %entry,
+                        proxyd_error = fault.kind.name(),
+                        "nothing of provider entry {entry} is pruned: {fault}"
+                    );
+                    away.push(fault);
+                }
+                found => {
+                    let found = found?;
+                    if !dry_run {
+                        found.iter().for_each(|leftover| tell(entry, leftover));
+                    }
+                    leftovers.extend(found);
+                }
             }
-            let offered = self.offered(entry);
-            let found = self.providers.get(entry)?.prune_images(offered, dry_run).await?;
-            if !dry_run {
-                found.iter().for_each(|leftover| tell(entry, leftover));
-            }
-            leftovers.extend(found);
         }
-        Ok(leftovers)
+        // Where nobody was asked, nothing to prune is no answer.
+        match away.pop() {
+            Some(fault) if away.len() + 1 == entries.len() => Err(fault),
+            _ => Ok(leftovers),
+        }
     }
 
     /// The images that the configuration offers at `entry`.

@@ -112,7 +112,14 @@ async fn prune(client: &Client, dry_run: bool, form: Form) -> Result<(), Failure
         vec![plain(path), plain(&size(*bytes)), plain(reason)]
     };
     let what = if dry_run { "files to remove" } else { "removed files" };
-    write_table(&["PATH", "SIZE", "REASON"], rows.iter().map(row).collect(), what)
+    write_table(&["PATH", "SIZE", "REASON"], rows.iter().map(row).collect(), what)?;
+    for provider in client.told_of(Kind::Provider).await? {
+        let [name, state, message] = ["name", "state", "message"].map(|key| text(&provider, key));
+        if state != "connected" {
+            eprintln!("{name} was not looked at: {}", printable(message));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) async fn jobs(client: &Client, command: Job, form: Form) -> Result<(), Failure> {

@@ -4,7 +4,6 @@
 
 mod decode;
 mod download;
-mod hashing;
 mod http;
 mod listed;
 mod local;
@@ -42,26 +41,6 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// The image, readable.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// sha256 of the file, which differs from that of a compressed download.
-    pub fn content(&self) -> Sha256Digest {
-        self.digests.content
-    }
-
-    /// Its size in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Size of the disk it presents, in bytes.
-    pub fn virtual_size(&self) -> u64 {
-        self.virtual_size
-    }
-
     /// The marker of a base of `source` with these bytes.
     pub fn marker(&self, source: &ImageSource) -> Marker {
         let validators = self.validators.clone();

@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, block_in_place};
 
 use super::decode::Compression;
-use super::hashing::Hashing;
 use super::output::{Output, Written};
 use super::unpack::{self, Piece};
+use crate::image::hashing::Hashing;
 use crate::image::limits::Limits;
 use crate::image::marker::Digests;
 use crate::image::pool::DirectoryPool;

@@ -9,9 +9,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
 use super::decode::Compression;
-use super::hashing::Hashing;
 use super::output::{Output, Written};
 use crate::image::hash::CHUNK;
+use crate::image::hashing::Hashing;
 use crate::image::limits::Limits;
 use crate::image::marker::Digests;
 use crate::model::{Fault, FaultKind, Sha256Digest};

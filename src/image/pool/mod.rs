@@ -20,7 +20,7 @@ use nix::sys::statfs::{self, FsType};
 pub use self::fence::PoolFence;
 pub(super) use self::lock::{ImageLock, canceled};
 pub(super) use self::users::Usage;
-use super::marker::{Identity, MAX_MARKER_BYTES, Marker, MarkerState};
+use super::marker::{self, DEAD_AFTER, Identity, MAX_MARKER_BYTES, Marker, MarkerState};
 use super::name::{is_base, marker_file_name};
 use super::rules::of_later_version;
 use crate::model::{Fault, FaultKind};
@@ -178,7 +178,7 @@ impl DirectoryPool {
     ///
     /// # Errors
     /// `ForeignFile` for one that a later version wrote, which can't be judged, and for
-    /// a directory, which can't be replaced.
+    /// a directory, which can't be replaced; `Busy` for one that is pending.
     pub(super) fn marker(&self, base: &str) -> Result<MarkerState, Fault> {
         let name = marker_file_name(base);
         match self.read_marker(&name)? {
@@ -197,7 +197,8 @@ impl DirectoryPool {
                 _ => return Err(self.failed("read", name, error)),
             },
         };
-        let kind = file.metadata().map_err(|error| self.failed("read", name, error))?.file_type();
+        let found = file.metadata().map_err(|error| self.failed("read", name, error))?;
+        let kind = found.file_type();
         if kind.is_dir() {
             // No marker could take its place.
             return Err(foreign_file(self, name));
@@ -209,7 +210,31 @@ impl DirectoryPool {
         file.take(MAX_MARKER_BYTES as u64 + 1)
             .read_to_end(&mut bytes)
             .map_err(|error| self.failed("read", name, error))?;
+        self.leave_alone(name, &bytes, &found)?;
         Ok(Marker::parse(&bytes))
+    }
+
+    /// Leaves a base alone that somebody works on through libvirt, where locks don't
+    /// reach: who lives moves the pending marker.
+    fn leave_alone(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        found: &std::fs::Metadata,
+    ) -> Result<(), Fault> {
+        let Some(writer) = marker::pending_writer(bytes) else { return Ok(()) };
+        let still =
+            found.modified().ok().and_then(|moved| moved.elapsed().ok()).unwrap_or_default();
+        if still >= DEAD_AFTER {
+            return Ok(());
+        }
+        let text = format!(
+            "{} says that another proxyd ({writer}) works on this base through libvirt: waiting \
+             for it, or until the marker has not moved for {} minutes",
+            self.path_of(name).display(),
+            DEAD_AFTER.as_secs() / 60
+        );
+        Err(Fault::new(FaultKind::Busy, text))
     }
 
     /// The regular file at `name`.

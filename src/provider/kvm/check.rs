@@ -25,7 +25,13 @@ pub(super) async fn all(
     let version = link.run(|connection| Ok(connection.lib_version()?)).await;
     let connected =
         version.map(|version| format!("{uri} answers, libvirt {}", shown_version(version)));
-    let mut rows = vec![row("connection", connected)];
+    let mut rows = Vec::new();
+    if let Some(login) = link.login() {
+        let credential = settings.ssh.as_ref().map(|ssh| &*ssh.key_credential).unwrap_or_default();
+        let stands = |_| format!("{login} let the key of the credential {credential:?} in");
+        rows.push(row("ssh", connected.clone().map(stands)));
+    }
+    rows.push(row("connection", connected));
     if rows.iter().any(|row| !row.passed) {
         return rows;
     }

@@ -1,24 +1,17 @@
 //! What can be seen of a guest from its host: the domain, the agent's channel, the
 //! DHCP lease, and the tails of its console and of QEMU's log.
 
-use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
-
 use serde::Deserialize;
 use virt::connect::Connect;
 use virt::domain::Domain;
 use virt::sys;
 
 use super::connection::CallError;
+use super::logs::{self, Logs};
 use super::{address, domain, host};
 use crate::config::{NetworkAttachment, ProviderSettings};
 use crate::model::Guest;
-use crate::provider::{AgentView, Clues, LeaseView, Tail};
-
-/// Where consoles are logged on the guest's host: virtlogd writes there under every
-/// security policy that distributions ship. A Proxy's name has no dot, so no QEMU log
-/// can have the same name. QEMU's own logs stand beside.
-const DIRECTORY: &str = "/var/log/libvirt/qemu";
+use crate::provider::{AgentView, Clues, LeaseView};
 
 /// The name of the guest agent's channel.
 pub(super) const AGENT_CHANNEL: &str = "org.qemu.guest_agent.0";
@@ -52,20 +45,12 @@ struct Target {
     state: Option<String>,
 }
 
-/// The log of the guest's serial console.
-pub(super) fn console_path(guest: &Guest) -> PathBuf {
-    Path::new(DIRECTORY).join(format!("{}.console.log", guest.domain_name()))
-}
-
-fn log_path(guest: &Guest) -> PathBuf {
-    Path::new(DIRECTORY).join(format!("{}.log", guest.domain_name()))
-}
-
 /// Gathers them.
 pub(super) fn gather(
     connection: &Connect,
     settings: &ProviderSettings,
     guest: &Guest,
+    logs: &Logs,
 ) -> Result<Clues, CallError> {
     let found = domain::lookup(connection, guest)?;
     let mut clues = Clues {
@@ -76,8 +61,8 @@ pub(super) fn gather(
         domain_type: String::new(),
         agent: AgentView::NoChannel,
         lease: LeaseView::NotKept,
-        console: tail(console_path(guest)),
-        log: tail(log_path(guest)),
+        console: logs.tail(connection, logs::console_path(guest), TAIL),
+        log: logs.tail(connection, logs::qemu_path(guest), TAIL),
     };
     if let Some(domain) = found {
         let xml: DomainXml = host::parse(&domain.xml_desc(0)?, "domain")?;
@@ -119,21 +104,6 @@ fn lease(
     Ok(found.map_or(LeaseView::NotYet, |(ip, _)| LeaseView::Leased(ip)))
 }
 
-fn tail(path: PathBuf) -> Tail {
-    let content = end_of(&path, TAIL).map_err(|error| error.to_string());
-    Tail { path, content }
-}
-
-/// The last `limit` bytes of a file.
-pub(super) fn end_of(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut file = std::fs::File::open(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
-    let mut bytes = Vec::new();
-    file.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,14 +125,5 @@ mod tests {
         assert_eq!(of(&channel("state='disconnected'")), AgentView::Disconnected);
         assert_eq!(of(&channel("")), AgentView::Disconnected);
         assert_eq!(of("<disk/>"), AgentView::NoChannel);
-    }
-
-    #[test]
-    fn only_the_end_of_a_log_is_read() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), b"0123456789").unwrap();
-        assert_eq!(end_of(file.path(), 4).unwrap(), b"6789");
-        assert_eq!(end_of(file.path(), 99).unwrap(), b"0123456789");
-        assert!(end_of(Path::new("/nowhere"), 1).is_err());
     }
 }

@@ -1,36 +1,24 @@
 //! The libvirt connection of one provider entry: opened when first needed, dropped
 //! when it dies, and used from threads that may block.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::{Semaphore, watch};
 use virt::connect::Connect;
 use virt::error::{Error, ErrorNumber};
 
-use super::event_loop;
+use super::dial::{self, Dialer, Line};
 use super::events::{self, Listener, Subscription};
 use crate::config::ProviderSettings;
 use crate::journal;
-use crate::model::{EntryName, Fault, FaultKind};
-use crate::provider::{Bells, LinkState};
+use crate::model::{Fault, FaultKind};
+use crate::provider::{Bells, LinkState, Places};
 use crate::tasks;
 
 /// Calls that one entry may have under way at once: libvirtd has few workers, and
 /// all its clients share them.
 const CONCURRENT_CALLS: usize = 4;
-
-/// Keepalive: a peer that doesn't answer three pings, five seconds apart, is dead.
-/// Without it a call over a dead link never returns.
-const KEEPALIVE_INTERVAL_SECONDS: i32 = 5;
-const KEEPALIVE_COUNT: u32 = 3;
-
-/// After a dial that failed, whoever comes within this time is told the same: many
-/// workers that miss one host must not dial it one after the other.
-const REDIAL_PAUSE: Duration = Duration::from_secs(1);
-
-/// Connections, of whichever entry, that may be opened at once.
-static DIALS: Gate = Gate { free: Mutex::new(8), freed: Condvar::new() };
 
 /// Why a call failed: libvirt's word for it, or a fault that is already named.
 #[derive(Debug)]
@@ -71,7 +59,6 @@ pub(super) fn found<T>(
 /// The connection of one entry. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Link {
-    over_ssh: bool,
     session: Arc<Mutex<Session>>,
     permits: Arc<Semaphore>,
     ear: Arc<Ear>,
@@ -80,8 +67,7 @@ pub(super) struct Link {
 /// What hears of a connection, and tells. It does not hold the connection, which holds
 /// it.
 struct Ear {
-    entry: EntryName,
-    uri: String,
+    dialer: Dialer,
     state: watch::Sender<LinkState>,
     bells: Bells,
 }
@@ -91,25 +77,40 @@ struct Ear {
 struct Session {
     // Before the connection, so that it is dropped first.
     _events: Option<Subscription>,
-    open: Option<Connect>,
-    failed: Option<(Instant, Fault)>,
+    line: Option<Line>,
+    failed: Option<Failed>,
+}
+
+/// Dials in a row that failed, and what came of the last.
+struct Failed {
+    times: u32,
+    at: Instant,
+    fault: Fault,
 }
 
 impl Link {
-    pub(super) fn new(settings: &ProviderSettings, bells: Bells) -> Self {
-        let (entry, uri) = (settings.name.clone(), settings.uri.clone());
+    pub(super) fn new(settings: &ProviderSettings, bells: Bells, places: &Places) -> Self {
         let state = watch::Sender::new(LinkState::Connecting);
         Self {
-            over_ssh: settings.ssh.is_some(),
             session: Arc::default(),
             permits: Arc::new(Semaphore::new(CONCURRENT_CALLS)),
-            ear: Arc::new(Ear { entry, uri, state, bells }),
+            ear: Arc::new(Ear { dialer: Dialer::new(settings, places), state, bells }),
         }
     }
 
     /// How the connection is, as it changes.
     pub(super) fn state(&self) -> watch::Receiver<LinkState> {
         self.ear.state.subscribe()
+    }
+
+    /// Who is logged in to where, when that is another host.
+    pub(super) fn login(&self) -> Option<String> {
+        self.ear.dialer.login()
+    }
+
+    /// Has the next call dial, however lately that failed.
+    pub(super) fn dial_at_once(&self) {
+        self.session().failed = None;
     }
 
     /// Runs `work` with the connection, on a thread that may block.
@@ -135,30 +136,62 @@ impl Link {
         let connection = self.connection()?;
         work(&connection).map_err(|error| match error {
             CallError::Fault(fault) => fault,
-            CallError::Libvirt(error) => self.judge(&connection, &error),
+            CallError::Libvirt(error) => {
+                let dead = || self.ear.dialer.broken(self.session().line.as_ref(), error.message());
+                judge(&connection, &error, dead)
+            }
         })
+    }
+
+    /// The same with a connection for this work alone, which moves so many bytes that
+    /// it would hold up all others.
+    pub(super) async fn bulk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connect) -> Result<T, CallError> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let link = self.clone();
+        tasks::blocking(move || {
+            // Who can't be reached is not dialled once more for this.
+            link.connection()?;
+            let line = link.ear.dialer.dial(false, dial::BULK)?;
+            work(line.connection()).map_err(|error| match error {
+                CallError::Fault(fault) => fault,
+                CallError::Libvirt(error) => {
+                    let dead = || link.ear.dialer.broken(Some(&line), error.message());
+                    judge(line.connection(), &error, dead)
+                }
+            })
+        })
+        .await
+    }
+
+    fn session(&self) -> std::sync::MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn connection(&self) -> Result<Connect, Fault> {
         // Held while dialling: a second caller would only dial the same.
-        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = session.open.as_ref().filter(|open| open.is_alive().unwrap_or(false)) {
-            return Ok(open.clone());
+        let mut session = self.session();
+        if let Some(line) = session.line.as_ref().filter(|line| line.is_alive()) {
+            return Ok(line.connection().clone());
         }
-        if let Some((at, fault)) = &session.failed
-            && at.elapsed() < REDIAL_PAUSE
+        let times = session.failed.as_ref().map_or(0, |failed| failed.times);
+        if let Some(Failed { at, fault, .. }) = &session.failed
+            && at.elapsed() < dial::pause(times, self.login().is_some())
         {
             return Err(fault.clone());
         }
         // The dead connection goes first, and with it what was registered with it.
         *session = Session::default();
-        match DIALS.pass(|| self.dial()) {
-            Ok(open) => {
-                *session = self.opened(open);
-                session.open.clone().ok_or_else(|| self.ear.unreachable("it has gone"))
+        match self.ear.dialer.dial(times > 0, dial::CALLS) {
+            Ok(line) => {
+                let connection = line.connection().clone();
+                *session = self.opened(line);
+                Ok(connection)
             }
             Err(fault) => {
-                session.failed = Some((Instant::now(), fault.clone()));
+                let failed = Failed { times: times + 1, at: Instant::now(), fault: fault.clone() };
+                session.failed = Some(failed);
                 self.ear.lost(&fault.message);
                 Err(fault)
             }
@@ -166,45 +199,27 @@ impl Link {
     }
 
     /// Has libvirt tell what happens, and everybody who waited look again.
-    fn opened(&self, open: Connect) -> Session {
+    fn opened(&self, line: Line) -> Session {
         let listener: Arc<dyn Listener> = self.ear.clone();
-        let events = events::subscribe(&open, &listener);
-        self.ear.connected(open.lib_version().map(shown_version).unwrap_or_default());
-        Session { _events: Some(events), open: Some(open), failed: None }
+        let events = events::subscribe(line.connection(), &listener);
+        let version = line.connection().lib_version().map(shown_version).unwrap_or_default();
+        self.ear.connected(version);
+        Session { _events: Some(events), line: Some(line), failed: None }
     }
+}
 
-    fn dial(&self) -> Result<Connect, Fault> {
-        if self.over_ssh {
-            // libvirt's ssh transport does not check host keys against the configured
-            // ones, and a connection without that check is none.
-            return Err(Fault::new(
-                FaultKind::InvalidConfig,
-                format!(
-                    "provider entry {}: connections over SSH are not supported by this version: \
-                     use a local URI such as qemu:///system",
-                    self.ear.entry
-                ),
-            ));
-        }
-        event_loop::start();
-        let open = Connect::open(Some(&self.ear.uri))
-            .map_err(|error| self.ear.unreachable(error.message()))?;
-        // A driver inside this process has no peer to ping and says so.
-        let _ = open.set_keep_alive(KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_COUNT);
-        Ok(open)
+/// What a plain error of libvirt means: that of a `dead` connection is no word of the
+/// host's.
+fn judge(connection: &Connect, error: &Error, dead: impl FnOnce() -> Fault) -> Fault {
+    if connection.is_alive().unwrap_or(false) {
+        return Fault::new(FaultKind::DomainFailed, format!("libvirt: {}", error.message()));
     }
-
-    fn judge(&self, connection: &Connect, error: &Error) -> Fault {
-        if connection.is_alive().unwrap_or(false) {
-            return Fault::new(FaultKind::DomainFailed, format!("libvirt: {}", error.message()));
-        }
-        self.ear.unreachable(error.message())
-    }
+    dead()
 }
 
 impl Ear {
     fn connected(&self, version: String) {
-        let Self { entry, uri, .. } = self;
+        let (entry, uri) = (self.dialer.entry(), self.dialer.uri());
         tracing::info!(
             message_id = journal::PROVIDER_CONNECTED,
             proxyd_provider = %entry,
@@ -214,34 +229,24 @@ impl Ear {
         self.bells.ring_all(entry);
     }
 
-    /// Tells once that there is no connection.
+    /// Tells that there is no connection; the journal once.
     fn lost(&self, why: &str) {
         let lost = LinkState::Failed { message: why.to_owned() };
-        let first = self.state.send_if_modified(|state| {
-            let first = !matches!(state, LinkState::Failed { .. });
+        let mut first = false;
+        self.state.send_if_modified(|state| {
+            first = !matches!(state, LinkState::Failed { .. });
+            let changed = *state != lost;
             *state = lost;
-            first
+            changed
         });
         if first {
             tracing::warn!(
                 message_id = journal::PROVIDER_LOST,
-                proxyd_provider = %self.entry,
+                proxyd_provider = %self.dialer.entry(),
                 proxyd_error = FaultKind::ProviderUnavailable.name(),
                 "{why}"
             );
         }
-    }
-
-    fn unreachable(&self, why: &str) -> Fault {
-        Fault::new(
-            FaultKind::ProviderUnavailable,
-            format!(
-                "provider entry {}: libvirt at {} can't be reached ({why}): check that it is \
-                 running (`systemctl status libvirtd`) and that proxyd may use its socket (group \
-                 libvirt)",
-                self.entry, self.uri
-            ),
-        )
     }
 }
 
@@ -251,8 +256,8 @@ impl Listener for Ear {
     }
 
     fn closed(&self) {
-        self.lost(&self.unreachable("the connection was lost").message);
-        self.bells.ring_all(&self.entry);
+        self.lost(&self.dialer.broken(None, "the connection was lost").message);
+        self.bells.ring_all(self.dialer.entry());
     }
 }
 
@@ -261,27 +266,10 @@ pub(super) fn shown_version(version: u32) -> String {
     format!("{}.{}.{}", version / 1_000_000, version / 1000 % 1000, version % 1000)
 }
 
-/// Lets so many through at once.
-struct Gate {
-    free: Mutex<usize>,
-    freed: Condvar,
-}
-
-impl Gate {
-    fn pass<T>(&self, work: impl FnOnce() -> T) -> T {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.freed.wait_while(free, |free| *free == 0);
-        *waited.unwrap_or_else(PoisonError::into_inner) -= 1;
-        let done = work();
-        *self.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.freed.notify_one();
-        done
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use futures_util::future::join_all;
     use tokio::sync::Notify;
@@ -298,7 +286,7 @@ mod tests {
         let settings = settings("default-pool");
         let domain: uuid::Uuid = DOMAIN.parse().unwrap();
         bells.hang(&settings.name, &[domain], &notify);
-        let link = Link::new(&settings, bells);
+        let link = Link::new(&settings, bells, &Places::default());
         let destroy = |connection: &Connect| {
             Ok(connection.lookup_domain_by_uuid_string(DOMAIN)?.destroy()?)
         };
@@ -315,27 +303,27 @@ mod tests {
     async fn a_dial_that_failed_is_not_repeated_at_once_and_is_told() {
         let mut settings = settings("default-pool");
         settings.uri = "test:///nowhere/at/all.xml".into();
-        let link = Link::new(&settings, Bells::default());
+        let link = Link::new(&settings, Bells::default(), &Places::default());
         let first = link.run(|_| Ok(())).await.unwrap_err();
         assert_eq!(first.kind, FaultKind::ProviderUnavailable);
         // Mended, it is still not dialled within the pause.
+        settings.uri = "test:///default".into();
         let ear = Ear {
-            entry: settings.name.clone(),
-            uri: "test:///default".into(),
+            dialer: Dialer::new(&settings, &Places::default()),
             state: watch::Sender::new(LinkState::Connecting),
             bells: Bells::default(),
         };
         let mended = Link { ear: Arc::new(ear), ..link.clone() };
         assert_eq!(mended.run(|_| Ok(())).await, Err(first));
         assert!(matches!(*link.state().borrow(), LinkState::Failed { .. }));
-        tokio::time::sleep(REDIAL_PAUSE).await;
+        tokio::time::sleep(dial::pause(1, false)).await;
         mended.run(|_| Ok(())).await.unwrap();
         assert!(matches!(*mended.state().borrow(), LinkState::Connected { .. }));
     }
 
     #[tokio::test]
     async fn a_link_that_nobody_holds_is_gone() {
-        let link = Link::new(&settings("default-pool"), Bells::default());
+        let link = Link::new(&settings("default-pool"), Bells::default(), &Places::default());
         link.run(|_| Ok(())).await.unwrap();
         let session = Arc::downgrade(&link.session);
         drop(link);
@@ -344,7 +332,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn few_calls_are_under_way_at_once() {
-        let link = Link::new(&settings("default-pool"), Bells::default());
+        let link = Link::new(&settings("default-pool"), Bells::default(), &Places::default());
         let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let calls = (0..32).map(|_| {
             let (now, most) = (now.clone(), most.clone());
@@ -357,24 +345,5 @@ mod tests {
         });
         assert!(join_all(calls).await.into_iter().all(|done| done.is_ok()));
         assert!((1..=CONCURRENT_CALLS).contains(&most.load(Ordering::SeqCst)));
-    }
-
-    #[test]
-    fn a_gate_lets_so_many_through() {
-        let gate = Gate { free: Mutex::new(2), freed: Condvar::new() };
-        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    gate.pass(|| {
-                        most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                        std::thread::sleep(Duration::from_millis(5));
-                        now.fetch_sub(1, Ordering::SeqCst);
-                    });
-                });
-            }
-        });
-        assert_eq!(*gate.free.lock().unwrap(), 2);
-        assert!(most.load(Ordering::SeqCst) <= 2);
     }
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::Link;
 use super::users::Domains;
-use super::volumes::NewVolume;
+use super::volumes::{self, NewVolume};
 use super::{Publisher, appeared, host};
 use crate::config::ProviderSettings;
 use crate::image::{
@@ -127,7 +127,13 @@ impl Publisher for Directory {
                 check_unchanged(&fence, &base.file, base.digest)?;
                 let volume = NewVolume::overlay(&overlay, &base, size);
                 let pool = host::pool(connection, &settings)?;
-                volume.create(&pool)?.map(drop).ok_or_else(|| appeared(&overlay).into())
+                volume.create(&pool)?.ok_or_else(|| appeared(&overlay))?;
+                // Who removes through libvirt does not ask for the fence.
+                let checked = check_unchanged(&fence, &base.file, base.digest);
+                if checked.is_err() {
+                    volumes::delete(&pool, &overlay)?;
+                }
+                Ok(checked?)
             })
             .await
     }

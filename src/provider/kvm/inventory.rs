@@ -4,16 +4,15 @@ use virt::connect::Connect;
 use virt::storage_pool::StoragePool;
 
 use super::connection::CallError;
-use super::host;
 use super::transfer::{Transfer, read_marker};
 use super::volumes;
+use super::{host, marked};
 use crate::image::{
     Found, ImageSource, MarkerState, Sighting, base_file_name, base_of_marker, unasked,
 };
 use crate::model::{EntryName, Fault, FaultKind, ImageFormat, ImageKey, Sha256Digest};
 
-/// Looks for the images `wanted` of `entry`, and for others of it. That a volume is the
-/// one that its marker vouches for can't be seen from here.
+/// Looks for the images `wanted` of `entry`, and for others of it.
 pub(super) fn survey(
     connection: &Connect,
     pool: &StoragePool,
@@ -25,7 +24,7 @@ pub(super) fn survey(
     for source in wanted {
         let name = source.base_name();
         let (marker, _) = read_marker(connection, pool, &name)?;
-        let base = found_of(pool, &name)?;
+        let base = found_of(pool, &name, &marker)?;
         found.push(Sighting::new(directory.join(name), &source.key, Some(source), &marker, base));
     }
     for volume in pool.list_all_volumes(0)? {
@@ -38,19 +37,23 @@ pub(super) fn survey(
         if let MarkerState::Valid(marker) = &state
             && let Some(key) = unasked(marker, entry, base, wanted)
         {
-            let there = found_of(pool, base)?;
+            let there = found_of(pool, base, &state)?;
             found.push(Sighting::new(directory.join(base), &key, None, &state, there));
         }
     }
     Ok(found)
 }
 
-fn found_of(pool: &StoragePool, base: &str) -> Result<Found, CallError> {
-    let there = volumes::lookup(pool, base)?.is_some();
-    Ok(if there { Found::Vouched } else { Found::Nothing })
+fn found_of(pool: &StoragePool, name: &str, marker: &MarkerState) -> Result<Found, CallError> {
+    Ok(match (volumes::file(pool, name)?, marker) {
+        (None, _) => Found::Nothing,
+        (Some((_, facts)), MarkerState::Valid(marker)) => marker.found(facts.identity),
+        (Some(_), _) => Found::Other,
+    })
 }
 
-/// Hashes the base of image `key` of `entry`.
+/// Hashes the base of image `key` of `entry`. When it is damaged its marker no longer
+/// vouches for it.
 ///
 /// # Errors
 /// `BaseChanged` with both digests; `NoSuchImage` when there is none.
@@ -61,21 +64,31 @@ pub(super) fn verify(
     transfer: &Transfer,
 ) -> Result<Sha256Digest, CallError> {
     for name in ImageFormat::ALL.map(|format| base_file_name(entry, key, format)) {
-        let (MarkerState::Valid(marker), _) = read_marker(connection, pool, &name)? else {
-            continue;
-        };
-        if !marker.belongs_to(entry, key) {
+        let Some(old) = marked::valid(connection, pool, &name)? else { continue };
+        if !old.marker.belongs_to(entry, key) {
             continue;
         }
-        let Some(volume) = volumes::lookup(pool, &name)? else { continue };
-        let found = transfer.hash(connection, &volume)?;
-        if found == marker.content() {
-            return Ok(marker.sha256);
+        let Some((volume, facts)) = volumes::file(pool, &name)? else { continue };
+        let found = transfer.hash(connection, &volume, &mut |_| Ok(()))?;
+        let good = found == old.marker.content();
+        let mut noted = old.marker.clone();
+        if good {
+            noted.vouch_for(facts.identity);
+        } else {
+            noted.renounce();
+        }
+        if !old.marker.vouches_for(facts.identity) || !good {
+            marked::rewrite(connection, pool, &name, &old, &noted)?;
+        }
+        if good {
+            return Ok(old.marker.sha256);
         }
         let text = format!(
-            "the base {name} is damaged: it has the sha256 {found}, and should have {}: restore \
-             the volume, or delete the Proxies that use it, and then the volume and its marker",
-            marker.content()
+            "the base {} is damaged: it has the sha256 {found}, and should have {}; no guest is \
+             started on it any more: restore the file, or delete the Proxies that use it and \
+             evict it",
+            volume.path()?,
+            old.marker.content()
         );
         return Err(Fault::new(FaultKind::BaseChanged, text).into());
     }

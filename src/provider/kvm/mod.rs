@@ -6,6 +6,7 @@ mod check;
 mod clues;
 mod connection;
 mod definition;
+mod dial;
 mod directory;
 mod domain;
 mod domain_xml;
@@ -13,10 +14,16 @@ mod event_loop;
 mod events;
 mod host;
 mod inventory;
-mod stale;
+mod logs;
+mod marked;
+mod pace;
+mod publication;
+mod removal;
 mod storage;
 mod strays;
+mod token;
 mod transfer;
+mod tunnel;
 mod users;
 mod volumes;
 
@@ -28,18 +35,19 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use virt::connect::Connect;
 
-use self::clues::console_path;
 use self::connection::{CallError, Link};
 use self::domain_xml::DomainXml;
+use self::logs::{Logs, console_path};
 use self::volumes::NewVolume;
 use super::{
-    AddressView, Bells, Check, Clues, DomainView, LinkState, Observed, Owned, Provider, Shape,
+    AddressView, Check, Clues, DomainView, LinkState, Observed, Owned, Provider, Shape, Shared,
     Stray,
 };
 use crate::config::{ProviderSettings, ProviderType};
-use crate::image::{ImageSource, Leftover, Progress, Sighting, Spool};
+use crate::image::{ImageSource, Leftover, Progress, Sighting};
 use crate::model::{Fault, FaultKind, Firmware, Guest, ImageKey, Sha256Digest};
 use crate::store::BaseRef;
+use crate::tasks;
 
 /// How a base gets into the pool.
 #[async_trait]
@@ -90,24 +98,27 @@ trait Publisher: Send + Sync {
 pub struct Kvm {
     settings: Arc<ProviderSettings>,
     link: Link,
+    logs: Logs,
     publisher: Box<dyn Publisher>,
 }
 
 impl Kvm {
-    /// A provider for `settings`; `spool` is where downloads for the storage API wait,
-    /// and `bells` are rung when something happens to a guest.
-    pub fn new(settings: ProviderSettings, spool: Spool, bells: Bells) -> Self {
+    /// A provider for `settings`.
+    pub fn new(settings: ProviderSettings, shared: &Shared) -> Self {
         let settings = Arc::new(settings);
-        let link = Link::new(&settings, bells);
+        let link = Link::new(&settings, shared.bells.clone(), &shared.places);
+        let here = settings.ssh.is_none();
         let publisher: Box<dyn Publisher> = match settings.kind {
-            ProviderType::Kvm => {
+            ProviderType::Kvm if here => {
                 Box::new(directory::Directory::new(settings.clone(), link.clone()))
             }
-            ProviderType::Kvm2 => {
-                Box::new(storage::Storage::new(settings.clone(), link.clone(), spool))
+            ProviderType::Kvm | ProviderType::Kvm2 => {
+                let (spool, pace) = (shared.spool.clone(), pace::Pace::default());
+                Box::new(storage::Storage::new(settings.clone(), link.clone(), spool, pace))
             }
         };
-        Self { settings, link, publisher }
+        let logs = Logs::new(&settings);
+        Self { settings, link, logs, publisher }
     }
 
     async fn run<T: Send + 'static>(
@@ -135,6 +146,7 @@ impl Provider for Kvm {
     }
 
     async fn check(&self) -> Vec<Check> {
+        self.link.dial_at_once();
         check::all(&self.link, &self.settings, self.publisher.writable().await).await
     }
 
@@ -289,23 +301,22 @@ impl Provider for Kvm {
     }
 
     async fn clues(&self, guest: &Guest) -> Result<Clues, Fault> {
-        let guest = guest.clone();
-        self.run(move |connection, settings| clues::gather(connection, settings, &guest)).await
+        let (guest, logs) = (guest.clone(), self.logs.clone());
+        self.run(move |connection, settings| clues::gather(connection, settings, &guest, &logs))
+            .await
     }
 
     async fn console(&self, guest: &Guest, limit: u64) -> Result<Vec<u8>, Fault> {
-        let path = console_path(guest);
-        crate::tasks::blocking(move || {
-            clues::end_of(&path, limit).map_err(|error| {
-                let text = format!("the console log {} can't be read: {error}", path.display());
-                Fault::new(FaultKind::StateFailed, text)
-            })
-        })
-        .await
+        let (path, logs) = (console_path(guest), self.logs.clone());
+        if logs.are_here() {
+            // Whether libvirt answers or not.
+            return tasks::blocking(move || logs::end_of_file(&path, limit)).await;
+        }
+        self.run(move |connection, _| logs.end_of(connection, &path, limit)).await
     }
 
     async fn remove(&self, guest: &Guest, owned: Owned) -> Result<(), Fault> {
-        let guest = guest.clone();
+        let (guest, logs) = (guest.clone(), self.logs.clone());
         self.run(move |connection, settings| {
             domain::remove(connection, &guest)?;
             let pool = host::pool(connection, settings)?;
@@ -315,7 +326,7 @@ impl Provider for Kvm {
             if owned.seed {
                 volumes::delete(&pool, &guest.seed())?;
             }
-            Ok(remove_console(&console_path(&guest))?)
+            logs.remove_console(connection, &guest)
         })
         .await
     }
@@ -365,44 +376,5 @@ fn appeared(name: &str) -> Fault {
     Fault::new(FaultKind::ForeignFile, text)
 }
 
-/// Removes the console log and what virtlogd rotated away from it.
-fn remove_console(path: &Path) -> Result<(), Fault> {
-    let rotated = (0..10).map(|number| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{number}"));
-        PathBuf::from(name)
-    });
-    for file in std::iter::once(path.to_owned()).chain(rotated) {
-        match std::fs::remove_file(&file) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                let text = format!("the console log {} can't be removed: {error}", file.display());
-                return Err(Fault::new(FaultKind::StateFailed, text));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::config::{NetworkAttachment, VirtType};
-    use crate::model::EntryName;
-
-    /// An entry on libvirt's test driver.
-    pub(crate) fn settings(pool: &str) -> ProviderSettings {
-        ProviderSettings {
-            name: EntryName::new("test").unwrap(),
-            kind: ProviderType::Kvm,
-            uri: "test:///default".into(),
-            pool: pool.into(),
-            network: NetworkAttachment::Network("default".into()),
-            virt_type: VirtType::Auto,
-            install_guest_agent: true,
-            vendor_data: None,
-            images: std::collections::BTreeMap::new(),
-            ssh: None,
-        }
-    }
-}
+pub(crate) mod tests;

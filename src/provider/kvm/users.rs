@@ -7,10 +7,12 @@ use quick_xml::events::{BytesStart, Event};
 use virt::connect::Connect;
 use virt::domain::Domain;
 use virt::error::ErrorNumber;
+use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
 use virt::sys;
 
 use super::connection::{CallError, Link, found, is};
-use super::volumes;
+use super::volumes::{self, Facts};
 use crate::image::{BaseUsers, DomainDisk};
 use crate::model::Fault;
 
@@ -23,21 +25,64 @@ impl BaseUsers for Domains {
     }
 }
 
-/// The names of the domains that name `file` as a disk, or as part of a disk's backing
-/// chain.
-pub(super) fn find(connection: &Connect, file: &Path) -> Result<Vec<String>, CallError> {
-    let disks = disks(connection)?;
-    let mut users: Vec<_> = disks
-        .into_iter()
-        .filter(|disk| disk.file == file)
-        .map(|disk| format!("domain {}", disk.domain))
+/// Who uses the file `base` of `pool`: what backs onto it in any pool of the connection, and the domains
+/// whose disks lead to it. A disk of which nothing tells what it backs onto counts.
+pub(super) fn of_base(
+    connection: &Connect,
+    pool: &StoragePool,
+    base: &Path,
+) -> Result<Vec<String>, CallError> {
+    // What libvirt knows of the pool may be older than an overlay made elsewhere.
+    volumes::refresh(pool)?;
+    // By name too: a pool's directory can be reached by more than one path.
+    let is_base = |path: &Path| path == base || path.file_name() == base.file_name();
+    let all = all_volumes(connection)?;
+    let mut users: Vec<_> = all
+        .iter()
+        .filter(|(_, backing)| backing.as_deref().is_some_and(is_base))
+        .map(|(path, _)| path.file_name().unwrap_or_default().to_string_lossy().into_owned())
         .collect();
+    for (domain, disk) in domain_disks(connection)? {
+        if is_base(&disk.file) {
+            users.push(format!("domain {domain}"));
+        } else if disk.hidden && !all.iter().any(|(path, _)| *path == disk.file) {
+            users.push(format!(
+                "perhaps domain {domain}, whose disk {} is in no active storage pool, so that \
+                 libvirt does not tell what it backs onto (define a pool over its directory)",
+                disk.file.display()
+            ));
+        }
+    }
+    users.sort();
     users.dedup();
     Ok(users)
 }
 
+/// Every volume of every active pool, and what it backs onto.
+fn all_volumes(connection: &Connect) -> Result<Vec<(PathBuf, Option<PathBuf>)>, CallError> {
+    let mut found = Vec::new();
+    for pool in connection.list_all_storage_pools(sys::VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE)? {
+        // A file that is gone without libvirt's knowledge stops the first.
+        found.extend(volumes_of(&pool).or_else(|_| {
+            volumes::refresh(&pool)?;
+            volumes_of(&pool)
+        })?);
+    }
+    Ok(found)
+}
+
+fn volumes_of(pool: &StoragePool) -> Result<Vec<(PathBuf, Option<PathBuf>)>, CallError> {
+    let backed = |volume: &StorageVol| Ok((volume.path()?.into(), Facts::of(volume)?.backing));
+    pool.list_all_volumes(0)?.iter().map(backed).collect()
+}
+
 /// The disks of all domains, with as much of their backing chains as their XML tells.
 fn disks(connection: &Connect) -> Result<Vec<DomainDisk>, CallError> {
+    let all = domain_disks(connection)?.into_iter();
+    Ok(all.map(|(domain, disk)| DomainDisk { domain, file: disk.file }).collect())
+}
+
+fn domain_disks(connection: &Connect) -> Result<Vec<(String, Disk)>, CallError> {
     let mut disks = Vec::new();
     for domain in connection.list_all_domains(0)? {
         match disks_of(connection, &domain) {
@@ -50,20 +95,28 @@ fn disks(connection: &Connect) -> Result<Vec<DomainDisk>, CallError> {
     Ok(disks)
 }
 
+/// A file that a domain's disk reads.
+struct Disk {
+    file: PathBuf,
+    /// Whether it may back onto something that no XML tells.
+    hidden: bool,
+}
+
 /// The disks of a domain, as it runs and as it is defined.
-fn disks_of(connection: &Connect, domain: &Domain) -> Result<Vec<DomainDisk>, CallError> {
+fn disks_of(connection: &Connect, domain: &Domain) -> Result<Vec<(String, Disk)>, CallError> {
     let name = domain.name()?;
     let mut named = sources(&domain.xml_desc(0)?);
     named.extend(sources(&domain.xml_desc(sys::VIR_DOMAIN_XML_INACTIVE)?));
+    // Of one that runs, the chain is told; of the same as it is defined, it is not.
     named.sort();
-    named.dedup();
+    named.dedup_by(|later, first| later.0 == first.0);
     let mut disks = Vec::new();
-    for source in named {
+    for (source, hidden) in named {
         let file = match source {
             Source::File(file) => Some(file),
             Source::Volume { pool, volume } => volume_path(connection, &pool, &volume)?,
         };
-        disks.extend(file.map(|file| DomainDisk { domain: name.clone(), file }));
+        disks.extend(file.map(|file| (name.clone(), Disk { file, hidden })));
     }
     Ok(disks)
 }
@@ -90,17 +143,32 @@ enum Source {
     Volume { pool: String, volume: String },
 }
 
-/// Every file and volume that a `<source>` in `xml` names.
-fn sources(xml: &str) -> Vec<Source> {
+/// Every file and volume that a `<source>` of a disk in `xml` names, and whether it is the
+/// last of its disk that is told, though it may back onto another.
+fn sources(xml: &str) -> Vec<(Source, bool)> {
     let mut reader = Reader::from_str(xml);
-    let mut found = Vec::new();
+    let mut found: Vec<(Source, bool)> = Vec::new();
+    let mut may_back = false;
     while let Ok(event) = reader.read_event() {
-        match event {
+        let (element, ends) = match event {
             Event::Eof => break,
-            Event::Empty(element) | Event::Start(element)
-                if element.local_name().as_ref() == "source" =>
-            {
-                found.extend(source(&element));
+            Event::Empty(element) => (element, true),
+            Event::Start(element) => (element, false),
+            _ => continue,
+        };
+        match element.local_name().as_ref() {
+            "disk" => may_back = true,
+            "driver" => {
+                let raw = attribute(&element, "type").is_some_and(|format| format == "raw");
+                may_back = may_back && !raw;
+            }
+            "source" => found.extend(source(&element).map(|source| (source, may_back))),
+            // Empty, it says that the chain ends here; else, what comes next.
+            "backingStore" => {
+                if let Some((_, hidden)) = found.last_mut() {
+                    *hidden = false;
+                }
+                may_back = !ends;
             }
             _ => {}
         }
@@ -108,16 +176,20 @@ fn sources(xml: &str) -> Vec<Source> {
     found
 }
 
+fn attribute(element: &BytesStart<'_>, name: &str) -> Option<String> {
+    let found = element.try_get_attribute(name).ok().flatten()?;
+    let value = found.normalized_value(quick_xml::XmlVersion::Explicit1_0).ok()?;
+    Some(value.into_owned())
+}
+
 fn source(element: &BytesStart<'_>) -> Option<Source> {
-    let attribute = |name: &str| {
-        let found = element.try_get_attribute(name).ok().flatten()?;
-        let value = found.normalized_value(quick_xml::XmlVersion::Explicit1_0).ok()?;
-        Some(value.into_owned())
-    };
-    if let Some(file) = attribute("file") {
+    if let Some(file) = attribute(element, "file") {
         return Some(Source::File(file.into()));
     }
-    Some(Source::Volume { pool: attribute("pool")?, volume: attribute("volume")? })
+    Some(Source::Volume {
+        pool: attribute(element, "pool")?,
+        volume: attribute(element, "volume")?,
+    })
 }
 
 #[cfg(test)]
@@ -131,10 +203,26 @@ mod tests {
             <source pool='p' volume='v'/></disk><interface><source \
             network='default'/></interface></devices></domain>";
         let expected = [
-            Source::File("/p/a&b".into()),
-            Source::File("/p/base".into()),
-            Source::Volume { pool: "p".into(), volume: "v".into() },
+            (Source::File("/p/a&b".into()), false),
+            (Source::File("/p/base".into()), true),
+            (Source::Volume { pool: "p".into(), volume: "v".into() }, true),
         ];
         assert_eq!(sources(xml), expected);
+    }
+
+    #[test]
+    fn what_a_disk_backs_onto_is_hidden_only_while_nothing_tells() {
+        let of = |inner: &str| {
+            let xml =
+                format!("<domain><devices><disk type='file'>{inner}</disk></devices></domain>");
+            sources(&xml).iter().map(|(_, hidden)| *hidden).collect::<Vec<_>>()
+        };
+        let (qcow2, raw) = ("<driver name='qemu' type='qcow2'/>", "<driver type='raw'/>");
+        assert_eq!(of(&format!("{qcow2}<source file='/o'/>")), [true]);
+        assert_eq!(of(&format!("{raw}<source file='/o'/>")), [false]);
+        assert_eq!(of(&format!("{qcow2}<source file='/o' index='1'/><backingStore/>")), [false]);
+        let chain = "<backingStore type='file'><format type='raw'/><source file='/b'/>\
+            <backingStore/></backingStore>";
+        assert_eq!(of(&format!("{qcow2}<source file='/o'/>{chain}")), [false, false]);
     }
 }

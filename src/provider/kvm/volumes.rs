@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
+use serde::Deserialize;
 use virt::connect::Connect;
-use virt::error::ErrorNumber;
+use virt::error::{Error, ErrorNumber};
 use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
 use super::connection::{CallError, found, is};
+use crate::image::Volume;
 use crate::model::{Fault, FaultKind};
 use crate::store::BaseRef;
 
@@ -79,8 +81,19 @@ impl<'a> NewVolume<'a> {
         match StorageVol::create_xml(pool, &xml, 0) {
             Ok(volume) => Ok(Some(volume)),
             Err(error) if is(&error, ErrorNumber::StorageVolExist) => Ok(None),
-            Err(error) => Err(pool_error(pool, &error)),
+            Err(error) => self.refused(pool, &error),
         }
+    }
+
+    /// libvirt may not have known of a file of the name, or have run out of room on the
+    /// way: look which it is.
+    fn refused<T>(&self, pool: &StoragePool, error: &Error) -> Result<Option<T>, CallError> {
+        refresh(pool)?;
+        if lookup(pool, self.name)?.is_some() {
+            return Ok(None);
+        }
+        self.check_room(pool)?;
+        Err(pool_error(pool, error))
     }
 
     fn check_room(&self, pool: &StoragePool) -> Result<(), CallError> {
@@ -114,9 +127,110 @@ fn permissions(xml: &mut Writer<Vec<u8>>, mode: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Has libvirt take notice of what was laid into the pool, or taken out of it.
+pub(super) fn refresh(pool: &StoragePool) -> Result<(), CallError> {
+    pool.refresh(0).map_err(|error| pool_error(pool, &error))
+}
+
+/// What libvirt tells of a volume, looking at its file.
+#[derive(Debug)]
+pub(super) struct Facts {
+    /// Whether it is a file, and not, say, a directory.
+    pub(super) is_file: bool,
+    /// Its size on disk, and when it was last written.
+    pub(super) identity: Volume,
+    /// What it backs onto.
+    pub(super) backing: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct VolumeXml {
+    #[serde(rename = "@type", default)]
+    kind: String,
+    physical: Option<u64>,
+    target: Option<TargetXml>,
+    #[serde(rename = "backingStore")]
+    backing: Option<BackingXml>,
+}
+
+#[derive(Deserialize)]
+struct TargetXml {
+    timestamps: Option<Timestamps>,
+}
+
+#[derive(Deserialize)]
+struct Timestamps {
+    mtime: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct BackingXml {
+    path: Option<PathBuf>,
+}
+
+impl Facts {
+    /// # Errors
+    /// `PoolUnavailable` when its file has gone.
+    pub(super) fn of(volume: &StorageVol) -> Result<Self, CallError> {
+        Self::read(&volume.xml_desc(0)?)
+    }
+
+    fn read(xml: &str) -> Result<Self, CallError> {
+        let parsed: VolumeXml = super::host::parse(xml, "volume")?;
+        let times = parsed.target.and_then(|target| target.timestamps);
+        let mtime = times.and_then(|times| nanoseconds(&times.mtime?));
+        Ok(Self {
+            is_file: matches!(&*parsed.kind, "file" | ""),
+            identity: Volume {
+                size: parsed.physical.unwrap_or_default(),
+                mtime_ns: mtime.unwrap_or_default(),
+            },
+            backing: parsed.backing.and_then(|backing| backing.path),
+        })
+    }
+}
+
+/// The file of that name, as it is now, whatever libvirt believed of it.
+///
+/// # Errors
+/// `ForeignFile` for something else of the name.
+pub(super) fn file(
+    pool: &StoragePool,
+    name: &str,
+) -> Result<Option<(StorageVol, Facts)>, CallError> {
+    let Some(volume) = lookup(pool, name)? else { return Ok(None) };
+    let facts = match Facts::of(&volume) {
+        // It may have been removed by somebody who didn't tell libvirt.
+        Err(CallError::Libvirt(_)) => {
+            refresh(pool)?;
+            if lookup(pool, name)?.is_none() {
+                return Ok(None);
+            }
+            Facts::of(&volume)?
+        }
+        facts => facts?,
+    };
+    if facts.is_file {
+        return Ok(Some((volume, facts)));
+    }
+    let text = format!(
+        "the volume {} is not a file that proxyd made: it stays untouched; move it away, or use \
+         another name",
+        volume.path()?
+    );
+    Err(Fault::new(FaultKind::ForeignFile, text).into())
+}
+
+/// Seconds with nine places behind the point, or none, as libvirt writes a time.
+fn nanoseconds(time: &str) -> Option<i64> {
+    let (seconds, rest) = time.split_once('.').unwrap_or((time, "0"));
+    let rest: i64 = rest.parse().ok()?;
+    seconds.parse::<i64>().ok()?.checked_mul(1_000_000_000)?.checked_add(rest)
+}
+
 /// A failed storage operation; libvirt runs one asynchronous job a pool and refuses
 /// the next for the time being, so it is always worth another try.
-pub(super) fn pool_error(pool: &StoragePool, error: &virt::error::Error) -> CallError {
+pub(super) fn pool_error(pool: &StoragePool, error: &Error) -> CallError {
     let name = pool.name().unwrap_or_default();
     let text = format!("the storage pool {name}: libvirt: {}", error.message());
     Fault::new(FaultKind::PoolUnavailable, text).into()
@@ -185,6 +299,24 @@ pub(super) fn send(stream: &Stream, mut bytes: &[u8]) -> Result<(), CallError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_libvirt_tells_of_a_volume_is_read() {
+        let xml = "<volume type='file'><name>o</name><key>/p/o</key><capacity \
+            unit='bytes'>9</capacity><physical unit='bytes'>200</physical><target><path>/p/o\
+            </path><format type='qcow2'/><timestamps><atime>1.000000001</atime><mtime>\
+            1764745000.012345678</mtime></timestamps></target><backingStore><path>/p/a&amp;b\
+            </path><format type='raw'/></backingStore></volume>";
+        let Ok(facts) = Facts::read(xml) else { panic!("unreadable") };
+        assert!(facts.is_file);
+        assert_eq!(facts.identity, Volume { size: 200, mtime_ns: 1_764_745_000_012_345_678 });
+        assert_eq!(facts.backing, Some("/p/a&b".into()));
+        assert_eq!(nanoseconds("7"), Some(7_000_000_000));
+        let Ok(facts) = Facts::read("<volume type='dir'><name>d</name></volume>") else {
+            panic!("unreadable")
+        };
+        assert!(!facts.is_file);
+    }
 
     #[test]
     fn an_overlay_names_its_backing_format() {

@@ -1,4 +1,4 @@
-//! Hashing beside the writing.
+//! Hashing beside the work on the same bytes.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -13,28 +13,31 @@ use crate::model::Sha256Digest;
 const PIECES: usize = 8;
 
 /// A thread that hashes what it is given.
-pub(super) struct Hashing {
+pub struct Hashing {
     pieces: SyncSender<Bytes>,
     thread: JoinHandle<Sha256Digest>,
 }
 
 impl Hashing {
+    /// One that has been given nothing.
+    ///
     /// # Errors
     /// When there can be no thread.
-    pub(super) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         let (pieces, received) = sync_channel(PIECES);
         let thread =
             std::thread::Builder::new().name("hash".to_owned()).spawn(move || hash(&received))?;
         Ok(Self { pieces, thread })
     }
 
-    pub(super) fn take(&self, bytes: Bytes) {
+    /// Hashes `bytes`, too.
+    pub fn take(&self, bytes: Bytes) {
         // It ends only after this; if it didn't, there is no digest.
         let _ = self.pieces.send(bytes);
     }
 
     /// The sha256 of all that it was given; nothing when it broke off.
-    pub(super) fn finish(self) -> Option<Sha256Digest> {
+    pub fn finish(self) -> Option<Sha256Digest> {
         drop(self.pieces);
         self.thread.join().ok()
     }

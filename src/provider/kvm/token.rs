@@ -1,0 +1,220 @@
+//! The marker volume as fence and commit record of a base.
+//!
+//! libvirt has neither locks nor renames, but creating a volume is test-and-set: who
+//! creates the marker may work on the base. It completes the marker, last of all,
+//! through an upload that it has held open since. An upload is bound to the file that
+//! it began on, so a writer that was taken for dead, and whose marker was deleted, can't
+//! write into its successor's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use virt::connect::Connect;
+use virt::storage_pool::StoragePool;
+use virt::stream::Stream;
+
+use super::connection::CallError;
+use super::pace::{Pace, Step, busy, now};
+use super::transfer::read_marker;
+use super::volumes::{self, NewVolume};
+use crate::image::{MARKER_VOLUME_SIZE, Marker, marker_file_name, pending};
+use crate::model::{Fault, FaultKind};
+
+/// Room that is left for the marker's identity, which is known last.
+const RESERVE: usize = 256;
+/// What moves a marker, another thing each time that it is taken up again: it is white
+/// space to JSON.
+const BEATS: [u8; 3] = [b' ', b'\t', b'\n'];
+
+/// Who works on a base.
+#[derive(Debug, Clone)]
+pub(super) struct Claim {
+    /// The file name of the base.
+    pub(super) base: String,
+    /// Tells this work from any other.
+    pub(super) nonce: String,
+    /// The daemon.
+    pub(super) writer: String,
+}
+
+/// The right to work on a base.
+pub(super) struct Token<'a> {
+    connection: &'a Connect,
+    pool: &'a StoragePool,
+    claim: &'a Claim,
+    pace: &'a Arc<Pace>,
+    stream: Stream,
+    /// Bytes of the marker that were sent.
+    sent: usize,
+    /// Bytes of it that are kept free for its end.
+    rest: usize,
+    beat: u8,
+    /// When the marker was last moved.
+    moved: Duration,
+}
+
+impl<'a> Token<'a> {
+    /// Creates the marker; `room` bytes of it will be needed in the end.
+    ///
+    /// # Errors
+    /// `Busy` when somebody else has it.
+    pub(super) fn take(
+        (connection, pool): (&'a Connect, &'a StoragePool),
+        claim: &'a Claim,
+        pace: &'a Arc<Pace>,
+        room: usize,
+    ) -> Result<Self, CallError> {
+        let size = MARKER_VOLUME_SIZE as u64;
+        let volume = NewVolume {
+            name: &marker_file_name(&claim.base),
+            format: "raw",
+            capacity: size,
+            allocation: size,
+            mode: Some("0444"),
+            backing: None,
+        };
+        let Some(volume) = volume.create(pool)? else {
+            return Err(busy(&format!("somebody else has begun to work on {}", claim.base)).into());
+        };
+        let stream = Stream::new(connection, 0)?;
+        volume.upload(&stream, 0, size, 0)?;
+        let beat = BEATS[0];
+        Self { connection, pool, claim, pace, stream, sent: 0, rest: room, beat, moved: now() }
+            .open()
+    }
+
+    /// Takes it up again over another connection, as the `again`th time.
+    ///
+    /// # Errors
+    /// `Busy` when somebody else has taken over.
+    pub(super) fn retake(
+        (connection, pool): (&'a Connect, &'a StoragePool),
+        claim: &'a Claim,
+        pace: &'a Arc<Pace>,
+        room: usize,
+        again: usize,
+    ) -> Result<Self, CallError> {
+        let Some(volume) = volumes::lookup(pool, &marker_file_name(&claim.base))? else {
+            return Err(taken_over(&claim.base).into());
+        };
+        // In this order: the upload is bound to a file, and then that is found to be ours.
+        let stream = Stream::new(connection, 0)?;
+        volume.upload(&stream, 0, MARKER_VOLUME_SIZE as u64, 0)?;
+        let beat = BEATS[again % BEATS.len()];
+        let token =
+            Self { connection, pool, claim, pace, stream, sent: 0, rest: room, beat, moved: now() };
+        token.confirm()?;
+        token.open()
+    }
+
+    fn open(mut self) -> Result<Self, CallError> {
+        let pending = pending(&self.claim.nonce, &self.claim.writer).map_err(misfit)?;
+        self.send(&pending)?;
+        self.pace.passed(Step::Begun);
+        Ok(self)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), CallError> {
+        volumes::send(&self.stream, bytes)?;
+        self.sent += bytes.len();
+        self.moved = now();
+        Ok(())
+    }
+
+    /// When the marker was last moved.
+    pub(super) fn moved(&self) -> Duration {
+        self.moved
+    }
+
+    /// Shows that its holder lives.
+    ///
+    /// # Errors
+    /// `Busy` when it was held up for so long that others may take it for dead.
+    pub(super) fn beat(&mut self) -> Result<(), CallError> {
+        let still = now().saturating_sub(self.moved);
+        if still > self.pace.lease {
+            return Err(held_up(&self.claim.base, still).into());
+        }
+        // A token that has no room left to move lives on for the lease.
+        if still >= self.pace.beat && self.sent + self.rest + RESERVE < MARKER_VOLUME_SIZE {
+            self.send(&[self.beat])?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the marker at the name still is this one.
+    ///
+    /// # Errors
+    /// `Busy` when somebody else has taken over.
+    pub(super) fn confirm(&self) -> Result<(), CallError> {
+        let (_, bytes) = read_marker(self.connection, self.pool, &self.claim.base)?;
+        match Marker::writer_of(&bytes) {
+            Some((nonce, _)) if nonce == self.claim.nonce => Ok(()),
+            _ => Err(taken_over(&self.claim.base).into()),
+        }
+    }
+
+    /// Completes the marker, and makes sure that it still is the one at its name.
+    pub(super) fn commit(mut self, marker: &Marker) -> Result<(), CallError> {
+        self.beat()?;
+        let parts = marker.render_in_two(&self.claim.nonce, &self.claim.writer).map_err(misfit)?;
+        let [_, mut rest] = parts;
+        let left = MARKER_VOLUME_SIZE - self.sent;
+        if rest.len() > left {
+            return Err(misfit("the marker does not fit into its volume".to_owned()));
+        }
+        rest.resize(left, b' ');
+        self.send(&rest)?;
+        self.pace.passed(Step::Completed);
+        let Self { connection, pool, claim, stream, .. } = self;
+        stream.finish()?;
+        let (_, bytes) = read_marker(connection, pool, &claim.base)?;
+        match Marker::writer_of(&bytes) {
+            Some((nonce, _)) if nonce == claim.nonce => Ok(()),
+            _ => Err(taken_over(&claim.base).into()),
+        }
+    }
+
+    /// Deletes the base, which nothing uses.
+    ///
+    /// # Errors
+    /// `Busy` when the token may be somebody else's by now.
+    pub(super) fn delete_base(&self) -> Result<(), CallError> {
+        self.while_ours(|| volumes::delete(self.pool, &self.claim.base))
+    }
+
+    /// Gives it back: nothing is left of it.
+    pub(super) fn release(self) -> Result<(), CallError> {
+        let marker = marker_file_name(&self.claim.base);
+        self.while_ours(|| volumes::delete(self.pool, &marker))?;
+        // The file has gone, and what is sent to it goes nowhere.
+        let _ = self.stream.abort();
+        Ok(())
+    }
+
+    /// Does what goes by a name, and so must come before anybody can have taken over:
+    /// nobody does for a long time after the marker was last moved, if it still is ours.
+    fn while_ours(&self, work: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
+        self.confirm()?;
+        let still = now().saturating_sub(self.moved);
+        if still > self.pace.lease {
+            return Err(held_up(&self.claim.base, still).into());
+        }
+        work()
+    }
+}
+
+fn taken_over(base: &str) -> Fault {
+    busy(&format!("{base} was taken over by another writer"))
+}
+
+fn held_up(base: &str, still: Duration) -> Fault {
+    let seconds = still.as_secs();
+    busy(&format!(
+        "the work on {base} was held up for {seconds} s, and another writer may have taken it over"
+    ))
+}
+
+fn misfit(why: String) -> CallError {
+    Fault::new(FaultKind::StateFailed, why).into()
+}
