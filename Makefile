@@ -23,7 +23,8 @@ help:
 ## make test       every test, those in the lab included
 ## make quick      unit and private-bus tests, under two minutes
 ## make soak       the random tests at length, 200 deaths of the daemon among them
-## make bench      the image cache against curl and sha256sum, and 1,000 Proxies
+## make bench      the image cache against curl and sha256sum, uploads against virsh,
+##                 and 1,000 Proxies
 ## make lint       formatting and clippy, warnings denied
 ## make build      the optimised daemon, in target/release
 ## make install    into $(DESTDIR)$(PREFIX)
@@ -77,9 +78,10 @@ soak: build
 	  image::tests::crash image::tests::interleave
 	PROXYD_SOAK_KILLS=200 tests/lab/run lifecycle::random_deaths
 
-bench: deps
+bench: build
 	$(CARGO) bench --locked --bench fetch
 	$(CARGO) bench --locked --bench fleet
+	tests/lab/run --nocapture bench_upload
 
 lint: deps
 	$(CARGO) fmt --check

@@ -83,8 +83,8 @@ fn a_base_under_a_guest_stays(host: &Host) {
     assert_eq!(host.run(&format!("{MANAGER} PruneImages b false")), "a(sts) 0");
     let unknown = refused(host, &format!("{MANAGER} EvictImage ss home gone"));
     assert!(unknown.contains("holds no image gone"), "{unknown}");
-    let by_hand = refused(host, &format!("{MANAGER} EvictImage ss api blank"));
-    assert!(by_hand.contains("kvm2") && by_hand.contains("vol-delete"), "{by_hand}");
+    let none = refused(host, &format!("{MANAGER} EvictImage ss api blank"));
+    assert!(none.contains("holds no image blank of provider entry api"), "{none}");
     host.delete("first");
     assert!(host.exists(BASE));
 }
@@ -173,4 +173,7 @@ fn a_base_is_hashed_when_asked(host: &Host, entry: &str, base: &str, digest: &st
     host.run(&format!("printf x | dd of={base} bs=1 seek=9 conv=notrunc status=none"));
     let refused = refused(host, &format!("proxyctl image verify {entry} packed"));
     assert!(refused.contains("is damaged: it has the sha256"), "{refused}");
+    host.wait("the damage to be shown", STEP, || shown()["state"] == "conflict");
+    host.proxyctl(&format!("image evict {entry} packed"));
+    assert!(!host.exists(base) && !host.exists(&format!("{base}.json")));
 }

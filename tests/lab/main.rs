@@ -10,3 +10,4 @@ mod images;
 mod lifecycle;
 mod main_job;
 mod operators;
+mod remote;
