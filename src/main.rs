@@ -14,6 +14,9 @@ const DEFAULT_STATE: &str = "/var/lib/proxyd";
 const DEFAULT_CACHE: &str = "/var/cache/proxyd";
 const DEFAULT_RUNTIME: &str = "/run/proxyd";
 
+/// Calls that hang until a dead host is noticed each take one, a few a host.
+const BLOCKING_THREADS: usize = 1024;
+
 /// sysexits(3): the configuration is not acceptable.
 const EX_CONFIG: u8 = 78;
 /// sysexits(3): a file to read does not exist.
@@ -81,7 +84,10 @@ fn main() -> ExitCode {
 }
 
 fn serve(options: Options) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build()?;
     let outcome = runtime.block_on(daemon::run(options));
     // A call into libvirt that never returns must not keep the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(5));

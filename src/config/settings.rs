@@ -145,8 +145,6 @@ pub struct SshDestination {
     pub user: Option<String>,
     /// The port; SSH's own when absent.
     pub port: Option<u16>,
-    /// Which libvirt there: `system` or `session`.
-    pub instance: String,
 }
 
 /// A Proxy declared in the configuration.

@@ -61,7 +61,9 @@ fn ssh(url: &Url) -> Result<SshDestination, String> {
         let what = "and the ssh section says all there is to say: leave it out";
         return Err(format!("{} has the parameters {}, {what}", shown(url.as_str()), shown(query)));
     }
-    daemon(url)?;
+    if url.path() != "/system" {
+        return Err(format!("{} does not end in \"/system\"", shown(url.as_str())));
+    }
     let named = url.host_str().unwrap_or_default();
     let host = named.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(named);
     if host.is_empty() {
@@ -75,12 +77,7 @@ fn ssh(url: &Url) -> Result<SshDestination, String> {
             return Err(format!("{} is no name of a {what}", shown(value)));
         }
     }
-    Ok(SshDestination {
-        host: host.to_owned(),
-        user: user.map(str::to_owned),
-        port: url.port(),
-        instance: url.path().trim_start_matches('/').to_owned(),
-    })
+    Ok(SshDestination { host: host.to_owned(), user: user.map(str::to_owned), port: url.port() })
 }
 
 fn daemon(url: &Url) -> Result<(), String> {
@@ -118,14 +115,13 @@ mod tests {
         let over_ssh = [
             ("qemu+ssh://op@host/system", "host", Some("op"), None),
             ("qemu+ssh://host.example:2222/system", "host.example", None, Some(2222)),
-            ("qemu+ssh://[fd00::1]/session", "fd00::1", None, None),
+            ("qemu+ssh://[fd00::1]/system", "fd00::1", None, None),
         ];
         for (text, host, user, port) in over_ssh {
             let uri = check(text).unwrap();
             let found = uri.over_ssh.unwrap();
             assert_eq!(uri.text, text);
             assert_eq!((&*found.host, found.user.as_deref(), found.port), (host, user, port));
-            assert_eq!(found.instance, text.rsplit('/').next().unwrap());
         }
     }
 
@@ -142,6 +138,7 @@ mod tests {
             "qemu+ssh:///system",
             "qemu+ssh:/system",
             "qemu+ssh://host",
+            "qemu+ssh://host/session",
             "qemu+ssh://-oProxyCommand=x/system",
             "qemu+ssh://-x@host/system",
             "qemu+ssh://a%20b@host/system",

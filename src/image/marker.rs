@@ -177,6 +177,11 @@ impl Marker {
         base_file_name(&self.entry, &self.key, self.format)
     }
 
+    /// Whether `name` is the name that its base has.
+    pub fn is_at(&self, name: &str) -> bool {
+        self.base_name() == name
+    }
+
     /// Whether it marks the image `source`, or another one under the same name.
     pub fn is_of(&self, source: &ImageSource) -> bool {
         self.belongs_to(&source.entry, &source.key)

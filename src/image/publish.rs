@@ -37,7 +37,10 @@ pub(super) fn publish(
     let disks = if debris.is_some() { users.disks()? } else { Vec::new() };
     let fence = pool.fence()?;
     let old = clear(&fence, &name, debris, &disks)?;
-    fence.link(&verified.file, &name)?;
+    if let Err(fault) = fence.link(&verified.file, &name) {
+        // Who begins through libvirt does not ask for the fence.
+        return pool.marker(&name).and(Err(fault));
+    }
     steps::passed(Step::Linked);
     let marked = mark(&fence, &name, old, &marker, &marker_file);
     if marked.is_err() {
@@ -118,7 +121,10 @@ fn clear(
     if debris.is_none() && matches!(marker, MarkerState::Valid(_)) {
         return Ok(OldMarker::Kept);
     }
-    fence.unlink(&marker_file_name(name))?;
+    if marker != MarkerState::Absent {
+        // One that has come since was not judged, and stays.
+        fence.unlink(&marker_file_name(name))?;
+    }
     fence.sync()?;
     steps::passed(Step::OldMarkerRemoved);
     if debris.is_some() {

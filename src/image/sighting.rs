@@ -116,7 +116,7 @@ impl Sighting {
     }
 
     /// One that could not be looked at, or not yet.
-    fn unreadable(path: PathBuf, key: &ImageKey, fault: Fault) -> Self {
+    pub fn unreadable(path: PathBuf, key: &ImageKey, fault: Fault) -> Self {
         let busy = fault.kind == FaultKind::Busy;
         let standing = if busy { Standing::Absent } else { Standing::Conflict };
         let message = fault.message;

@@ -9,9 +9,9 @@ use super::plan::{Role, Step, wanted_size};
 use super::source;
 use crate::image::{ImageSource, Progress};
 use crate::journal;
-use crate::model::{Fault, FaultKind, Phase, Reason};
+use crate::model::{Fault, FaultKind, Phase, Pin, Reason};
 use crate::provider::{DomainView, Observed, Owned, Shape, SharedProvider};
-use crate::store::{Artifact, Build};
+use crate::store::{Artifact, BaseRef, Build};
 
 /// How long a guest may take to shut down before it is ended.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ impl Core {
             Step::CreateOverlay(role) => return self.create_overlay(role).await,
             Step::WriteSeed(role) => self.write_seed(role).await?,
             Step::Define(role) => self.define(role, observed).await?,
-            Step::Start(role) => self.start(role, observed).await?,
+            Step::Start(role) => self.start(role, observed, cancel).await?,
             Step::Begin(role) => self.begin(role).await?,
             _ => {}
         }
@@ -62,13 +62,8 @@ impl Core {
     async fn ensure_image(&mut self, role: Role, cancel: &CancellationToken) -> Result<(), Fault> {
         let Some(spec) = self.build(role).map(|build| build.spec.clone()) else { return Ok(()) };
         let (source, firmware) = self.image(&spec)?;
-        let provider = self.provider(role)?;
-        provider.preflight(firmware).await?;
-        self.doing(role, Reason::FetchingImage, format!("having {} in the pool", source.url));
-        let progress = Progress::default();
-        let shared = self.shared.clone();
-        let work = shared.ensure_image(&provider, &source, &progress, cancel);
-        let base = self.telling(role, &progress, &source, work).await?;
+        self.provider(role)?.preflight(firmware).await?;
+        let base = self.fetch(role, &source, cancel).await?;
         tracing::info!(
             message_id = journal::IMAGE_READY,
             proxyd_proxy = %self.record.name,
@@ -83,6 +78,37 @@ impl Core {
             build.firmware = Some(firmware);
         })
         .await
+    }
+
+    async fn fetch(
+        &mut self,
+        role: Role,
+        source: &ImageSource,
+        cancel: &CancellationToken,
+    ) -> Result<BaseRef, Fault> {
+        self.doing(role, Reason::FetchingImage, format!("having {} in the pool", source.url));
+        let (provider, shared) = (self.provider(role)?, self.shared.clone());
+        let progress = Progress::default();
+        let work = shared.ensure_image(&provider, source, &progress, cancel);
+        self.telling(role, &progress, source, work).await
+    }
+
+    /// Whoever removes a base and dies in the middle leaves it without a marker, under
+    /// this guest perhaps: has it hashed, so that the next attempt finds it as it was.
+    async fn restore_marker(
+        &mut self,
+        role: Role,
+        base: &BaseRef,
+        cancel: &CancellationToken,
+    ) -> Result<(), Fault> {
+        let Some(spec) = self.build(role).map(|build| build.spec.clone()) else { return Ok(()) };
+        // What is no longer offered can't be fetched to compare.
+        let Ok((mut source, _)) = self.image(&spec) else { return Ok(()) };
+        if source.base_name() == base.file {
+            source.pin = Pin::Digest(base.digest);
+            self.fetch(role, &source, cancel).await?;
+        }
+        Ok(())
     }
 
     /// Publishes `progress` every second while `work` goes on, and has the present
@@ -121,8 +147,9 @@ impl Core {
         let (provider, guest) = (self.provider(role)?, self.guest(role));
         match provider.create_overlay(&guest, &base, size).await {
             Ok(()) => self.save_build(role, |build| build.overlay = Artifact::Made).await?,
-            // It was evicted or replaced since it was ensured: nothing hangs on it yet.
-            Err(fault) if fault.kind == FaultKind::BaseChanged => {
+            // It was evicted or replaced since it was ensured, or is just now: nothing
+            // hangs on it yet.
+            Err(fault) if matches!(fault.kind, FaultKind::BaseChanged | FaultKind::Busy) => {
                 self.save_build(role, |build| build.base = None).await?;
                 return Ok(Next::Wait(Duration::from_secs(1)));
             }
@@ -160,7 +187,12 @@ impl Core {
         Ok(())
     }
 
-    async fn start(&mut self, role: Role, observed: &Observed) -> Result<(), Fault> {
+    async fn start(
+        &mut self,
+        role: Role,
+        observed: &Observed,
+        cancel: &CancellationToken,
+    ) -> Result<(), Fault> {
         let (provider, guest) = (self.provider(role)?, self.guest(role));
         if role == Role::Present && self.starts > 0 && !std::mem::replace(&mut self.rested, true) {
             return Err(self.inquiry(&provider, &guest).stopped(&observed.domain).await);
@@ -175,6 +207,9 @@ impl Core {
             self.save(record).await?;
         }
         if let Err(fault) = provider.start(&guest, &base, first).await {
+            if fault.kind == FaultKind::Busy {
+                self.restore_marker(role, &base, cancel).await?;
+            }
             return Err(self.inquiry(&provider, &guest).not_started(fault).await);
         }
         if first {

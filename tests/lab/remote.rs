@@ -268,6 +268,13 @@ fn two_daemons_share_the_pool(pair: &Pair) {
         let wanted = host.run("sha256sum < /srv/lab/blank.raw");
         assert_eq!(pair.far.run(&format!("sha256sum < {POOL}/base-{entry}-blank.raw")), wanted);
     }
+    // Who removes a base and dies in the middle leaves it without its marker.
+    let marker = format!("{POOL}/base-away-blank.raw.json");
+    pair.far.run(&format!("rm {marker}; virsh -q destroy proxy-one"));
+    pair.near.wait("one to be started again", STEP, || {
+        let state = pair.far.attempt("virsh domstate proxy-one");
+        pair.far.exists(&marker) && text(&state) == "running"
+    });
     // Each lets go of its own, and of nothing else.
     pair.near.delete("one");
     pair.near.proxyctl("image evict away blank");

@@ -84,7 +84,8 @@ struct Session {
 /// Dials in a row that failed, and what came of the last.
 struct Failed {
     times: u32,
-    at: Instant,
+    /// When; never, once it may be dialled at once.
+    at: Option<Instant>,
     fault: Fault,
 }
 
@@ -110,7 +111,9 @@ impl Link {
 
     /// Has the next call dial, however lately that failed.
     pub(super) fn dial_at_once(&self) {
-        self.session().failed = None;
+        if let Some(failed) = &mut self.session().failed {
+            failed.at = None;
+        }
     }
 
     /// Runs `work` with the connection, on a thread that may block.
@@ -176,7 +179,7 @@ impl Link {
             return Ok(line.connection().clone());
         }
         let times = session.failed.as_ref().map_or(0, |failed| failed.times);
-        if let Some(Failed { at, fault, .. }) = &session.failed
+        if let Some(Failed { at: Some(at), fault, .. }) = &session.failed
             && at.elapsed() < dial::pause(times, self.login().is_some())
         {
             return Err(fault.clone());
@@ -190,7 +193,8 @@ impl Link {
                 Ok(connection)
             }
             Err(fault) => {
-                let failed = Failed { times: times + 1, at: Instant::now(), fault: fault.clone() };
+                let failed =
+                    Failed { times: times + 1, at: Some(Instant::now()), fault: fault.clone() };
                 session.failed = Some(failed);
                 self.ear.lost(&fault.message);
                 Err(fault)

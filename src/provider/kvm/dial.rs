@@ -13,7 +13,7 @@ use crate::provider::Places;
 
 /// Connections, of whichever entries, that may be opened at once: some for hosts that
 /// failed the last time, and others that these never hold up.
-static FIRST: Gate = Gate::new(16);
+static FIRST: Gate = Gate::new(32);
 static AGAIN: Gate = Gate::new(16);
 
 /// When a peer that doesn't answer is dead. Without that a call over a dead link never

@@ -23,9 +23,12 @@ pub(super) fn survey(
     let mut found = Vec::new();
     for source in wanted {
         let name = source.base_name();
-        let (marker, _) = read_marker(connection, pool, &name)?;
-        let base = found_of(pool, &name, &marker)?;
-        found.push(Sighting::new(directory.join(name), &source.key, Some(source), &marker, base));
+        let path = directory.join(&name);
+        found.push(match look(connection, pool, &name) {
+            Ok((marker, base)) => Sighting::new(path, &source.key, Some(source), &marker, base),
+            Err(CallError::Fault(fault)) => Sighting::unreadable(path, &source.key, fault),
+            Err(error) => return Err(error),
+        });
     }
     for volume in pool.list_all_volumes(0)? {
         let name = volume.name()?;
@@ -33,15 +36,28 @@ pub(super) fn survey(
         if wanted.iter().any(|source| source.base_name() == base) {
             continue;
         }
-        let (state, _) = read_marker(connection, pool, base)?;
+        // A directory, say: not ours.
+        let (state, there) = match look(connection, pool, base) {
+            Err(CallError::Fault(_)) => continue,
+            seen => seen?,
+        };
         if let MarkerState::Valid(marker) = &state
             && let Some(key) = unasked(marker, entry, base, wanted)
         {
-            let there = found_of(pool, base, &state)?;
             found.push(Sighting::new(directory.join(base), &key, None, &state, there));
         }
     }
     Ok(found)
+}
+
+fn look(
+    connection: &Connect,
+    pool: &StoragePool,
+    name: &str,
+) -> Result<(MarkerState, Found), CallError> {
+    let (marker, _) = read_marker(connection, pool, name)?;
+    let base = found_of(pool, name, &marker)?;
+    Ok((marker, base))
 }
 
 fn found_of(pool: &StoragePool, name: &str, marker: &MarkerState) -> Result<Found, CallError> {

@@ -32,15 +32,15 @@ pub(super) enum Finding {
     /// The same, and its marker, which these bytes are, is in the way: what was begun
     /// and not completed.
     Pending(Vec<u8>),
-    /// It has gone and its marker is there: it has to be fetched, and to have this digest
-    /// if something backs onto it.
-    Lost(Option<Sha256Digest>),
+    /// It has gone and its marker, which these bytes are, is there: it has to be fetched,
+    /// and to have this digest if something backs onto it.
+    Lost(Vec<u8>, Option<Sha256Digest>),
 }
 
 /// A marker as it was read.
 pub(super) struct Old {
     pub(super) marker: Marker,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// Looks at marker and base, and applies the rules in their order.
@@ -64,9 +64,9 @@ pub(super) fn examine(
     };
     let verdict = image::judge(&path()?, source, &marker)?;
     let Some((volume, facts)) = volumes::file(pool, &name)? else {
-        let users = users::of_base(connection, pool, &path()?)?;
-        let held = (!users.is_empty()).then_some(marker.sha256);
-        return Ok(Finding::Lost(held));
+        let users = users::of_base(connection, pool, &path()?, &mut || Ok(()))?;
+        let held = users.is_named().then_some(marker.sha256);
+        return Ok(Finding::Lost(bytes, held));
     };
     let base = reference(&volume, &marker)?;
     let same = marker.vouches_for(facts.identity);
@@ -107,7 +107,12 @@ pub(super) fn unchanged(
             }
         }
         MarkerState::Valid(marker) => format!("its marker has {}", marker.sha256),
-        MarkerState::Absent => "it has no marker".to_owned(),
+        // Whoever removes a base and dies in the middle leaves it so.
+        MarkerState::Absent if volumes::file(pool, &base.file)?.is_some() => {
+            let text = format!("{} has lost its marker: it has to be hashed", base.file);
+            return Err(busy(&text).into());
+        }
+        MarkerState::Absent => "it has gone".to_owned(),
         MarkerState::Garbage | MarkerState::Newer => match pending_writer(&bytes) {
             Some(writer) => {
                 return Err(busy(&format!("a proxyd ({writer}) works on {}", base.file)).into());
@@ -150,6 +155,23 @@ pub(super) fn rewrite(
     }
     volumes::send(&stream, &new)?;
     Ok(stream.finish()?)
+}
+
+/// Removes the marker of the base `name`, if it still is what `judged` was.
+///
+/// # Errors
+/// `Busy` when another one is there meanwhile.
+pub(super) fn remove(
+    connection: &Connect,
+    pool: &StoragePool,
+    name: &str,
+    judged: &[u8],
+) -> Result<(), CallError> {
+    let (_, now) = read_marker(connection, pool, name)?;
+    if now != judged {
+        return Err(busy(&format!("the marker of {name} was changed meanwhile")).into());
+    }
+    volumes::delete(pool, &marker_file_name(name))
 }
 
 /// Reads the marker of the base `name`, when it is valid.

@@ -1,7 +1,6 @@
 //! Publishing one base through the storage API: from the marker's creation to its
 //! completion, over as many connections as that takes.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,12 +9,13 @@ use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 
 use super::connection::CallError;
-use super::pace::{Pace, Step, now};
+use super::pace::{Pace, Step, busy, now};
 use super::token::{Claim, Token};
 use super::transfer::Transfer;
-use super::users;
+use super::users::{self, Users};
 use super::volumes::{self, Facts, NewVolume};
-use crate::image::{ImageSource, Spooled, Volume};
+use super::{host, marked};
+use crate::image::{ImageSource, Spooled, Volume, pending_writer};
 use crate::model::{Fault, FaultKind};
 use crate::store::BaseRef;
 
@@ -23,11 +23,21 @@ use crate::store::BaseRef;
 /// the upload goes on.
 const ON_ITS_WAY: u64 = 64 << 20;
 
+/// What is published.
+pub(super) struct Subject {
+    pub(super) source: ImageSource,
+    pub(super) image: Arc<Spooled>,
+    pub(super) claim: Claim,
+    /// The marker that stands there and was judged: it goes, if it still is the same.
+    pub(super) replaced: Option<Vec<u8>>,
+}
+
 /// One publication.
 pub(super) struct Publication {
     source: ImageSource,
     image: Arc<Spooled>,
     claim: Claim,
+    replaced: Option<Vec<u8>>,
     pace: Arc<Pace>,
     transfer: Transfer,
     /// How often it was taken up.
@@ -36,8 +46,10 @@ pub(super) struct Publication {
     sent: Option<u64>,
     /// When its marker was last moved; before there is one, never.
     moved: Option<Duration>,
-    /// Who uses the base that was found without a marker.
-    used_by: Vec<String>,
+    /// Whether its marker may be complete: then nothing is taken back or gone on with.
+    completing: bool,
+    /// Who uses the base that was found without a marker, or is missed.
+    used_by: Users,
     /// Whether what was sent is not what was once downloaded.
     copy_damaged: bool,
 }
@@ -46,24 +58,20 @@ pub(super) struct Publication {
 type Place<'a> = (&'a Connect, &'a StoragePool);
 
 impl Publication {
-    pub(super) fn new(
-        source: &ImageSource,
-        image: Arc<Spooled>,
-        claim: Claim,
-        pace: &Arc<Pace>,
-        transfer: Transfer,
-    ) -> Self {
-        let (source, pace) = (source.clone(), pace.clone());
+    pub(super) fn new(subject: Subject, pace: &Arc<Pace>, transfer: Transfer) -> Self {
+        let Subject { source, image, claim, replaced } = subject;
         Self {
             source,
             image,
             claim,
-            pace,
+            replaced,
+            pace: pace.clone(),
             transfer,
             attempts: 0,
             sent: None,
             moved: None,
-            used_by: Vec::new(),
+            completing: false,
+            used_by: Users::default(),
             copy_damaged: false,
         }
     }
@@ -75,7 +83,8 @@ impl Publication {
 
     /// Whether another connection can go on with it.
     pub(super) fn can_go_on(&self) -> bool {
-        self.moved.is_some_and(|moved| now().saturating_sub(moved) < self.pace.lease)
+        let in_time = |moved| now().saturating_sub(moved) < self.pace.lease;
+        !self.completing && self.moved.is_some_and(in_time)
     }
 
     /// Publishes, or goes on with it.
@@ -88,7 +97,12 @@ impl Publication {
         let (room, attempts) = (self.room()?, self.attempts);
         self.attempts += 1;
         let mut token = match self.moved {
-            None => Token::take(place, &claim, &pace, room)?,
+            None => {
+                if let Some(judged) = &self.replaced {
+                    marked::remove(place.0, place.1, &claim.base, judged)?;
+                }
+                Token::take(place, &claim, &pace, room)?
+            }
             Some(_) => Token::retake(place, &claim, &pace, room, attempts)?,
         };
         self.moved = Some(token.moved());
@@ -110,14 +124,17 @@ impl Publication {
         Ok(rest.len())
     }
 
+    /// The base is what it should be: says so. Once that is on its way, it may arrive
+    /// whatever becomes of the connection, and overlays be made.
     fn commit(
-        &self,
+        &mut self,
         token: Token<'_>,
         path: String,
         identity: Volume,
     ) -> Result<BaseRef, CallError> {
         let mut marker = self.image.marker(&self.source);
         marker.vouch_for(identity);
+        self.completing = true;
         token.commit(&marker)?;
         Ok(BaseRef {
             file: self.claim.base.clone(),
@@ -144,23 +161,27 @@ impl Publication {
         if found == self.image.content() && before == after {
             return Ok((volume, after));
         }
-        let (path, wanted) = (volume.path()?, self.image.content());
-        let (kind, way) = if self.used_by.is_empty() {
+        let path = volume.path()?;
+        Err(self.wrong(&path, &found.to_string()).into())
+    }
+
+    /// The base at `path` has the sha256 `found`, which is not what it should be.
+    fn wrong(&mut self, path: &str, found: &str) -> Fault {
+        let begins = format!("{path} reads back with the sha256 {found}");
+        let wanted = self.image.content();
+        if self.used_by.is_empty() {
             // What was sent is of no use to anybody.
             self.sent = self.sent.or(Some(0));
-            (FaultKind::PoolUnavailable, "check the disk of its pool, and who else writes there")
-        } else {
-            (FaultKind::BaseChanged, "restore the file, or delete what uses it")
-        };
-        let used_by = if self.used_by.is_empty() {
-            String::new()
-        } else {
-            format!(" and is used by {}, so that it is left alone", self.used_by.join(", "))
-        };
+            let way = "check the disk of its pool, and who else writes there";
+            let text = format!("{begins} instead of {wanted}: {way}");
+            return Fault::new(FaultKind::PoolUnavailable, text);
+        }
         let text = format!(
-            "{path} reads back with the sha256 {found} instead of {wanted}{used_by}: {way}"
+            "{begins} instead of {wanted} and is used by {}, so that it is left alone: restore \
+             the file, or delete what uses it",
+            self.used_by
         );
-        Err(Fault::new(kind, text).into())
+        Fault::new(self.used_by.fault_kind(), text)
     }
 
     /// The base's volume, and from where on it has to be sent.
@@ -169,29 +190,60 @@ impl Publication {
         place: Place<'_>,
         token: &mut Token<'_>,
     ) -> Result<(StorageVol, u64), CallError> {
-        let size = self.image.size();
-        match (volumes::file(place.1, &self.claim.base)?, self.sent) {
-            (None, _) => self.create(place.1),
-            (Some((volume, _)), Some(sent)) if sent == size => Ok((volume, size)),
-            (Some((volume, _)), Some(sent)) => Ok((volume, sent.saturating_sub(ON_ITS_WAY))),
-            (Some((volume, _)), None) => {
-                // A base that something uses is never written to, whatever its marker
-                // says; it can be just what it should be, and have lost its marker.
-                self.used_by = users::of_base(place.0, place.1, Path::new(&volume.path()?))?;
-                if !self.used_by.is_empty() {
-                    return Ok((volume, size));
-                }
+        let (size, base) = (self.image.size(), &self.claim.base);
+        if let Some(sent) = self.sent {
+            return match volumes::file(place.1, base)? {
+                None => self.create(place.1, token),
+                Some((volume, _)) if sent == size => Ok((volume, size)),
+                Some((volume, _)) => Ok((volume, sent.saturating_sub(ON_ITS_WAY))),
+            };
+        }
+        let path = host::pool_path(place.1)?.join(base);
+        self.used_by = users::of_base(place.0, place.1, &path, &mut || token.beat())?;
+        match volumes::file(place.1, base)? {
+            None => {
+                self.check_missed(&path.display().to_string())?;
+                self.create(place.1, token)
+            }
+            Some(_) if self.used_by.is_empty() || self.was_never_complete() => {
                 // Whoever began it may be writing to it still, so this one goes.
                 token.delete_base()?;
-                self.create(place.1)
+                self.create(place.1, token)
             }
+            // A base that something uses is never written to, whatever its marker says;
+            // it can be just what it should be, and have lost its marker.
+            Some((volume, _)) => Ok((volume, size)),
         }
     }
 
-    fn create(&mut self, pool: &StoragePool) -> Result<(StorageVol, u64), CallError> {
-        let size = self.image.size();
+    /// Whether what is there was begun and not completed, and nothing says that it is used
+    /// all the same. A guest that runs would.
+    fn was_never_complete(&self) -> bool {
+        let marker = self.replaced.as_deref();
+        !self.used_by.is_named() && marker.is_some_and(|bytes| pending_writer(bytes).is_some())
+    }
+
+    /// A base that has gone from under what backs onto it comes back only as what it was.
+    fn check_missed(&self, path: &str) -> Result<(), CallError> {
+        if !self.used_by.is_named() || self.source.pin.digest().is_some() {
+            return Ok(());
+        }
+        let text = format!(
+            "{path} is missing and is used by {}, and nothing tells what it was: restore the \
+             file, pin the image by its sha256, or delete what uses it",
+            self.used_by
+        );
+        Err(Fault::new(FaultKind::BaseChanged, text).into())
+    }
+
+    fn create(
+        &mut self,
+        pool: &StoragePool,
+        token: &mut Token<'_>,
+    ) -> Result<(StorageVol, u64), CallError> {
+        let (size, base) = (self.image.size(), &self.claim.base);
         let volume = NewVolume {
-            name: &self.claim.base,
+            name: base,
             // As raw and of exactly its length: libvirt would write a header of its own.
             format: "raw",
             capacity: size,
@@ -199,9 +251,14 @@ impl Publication {
             mode: Some("0444"),
             backing: None,
         };
-        let volume = volume.create(pool)?.ok_or_else(|| super::appeared(&self.claim.base))?;
-        self.sent = Some(0);
+        let Some(volume) = volume.create(pool)? else {
+            return Err(busy(&format!("somebody else has just made {base}")).into());
+        };
+        // What is there now is nobody's but ours.
+        (self.sent, self.used_by) = (Some(0), Users::default());
         self.pace.passed(Step::Allocated);
+        // A disk may take its time to set so much aside.
+        token.renew()?;
         Ok((volume, 0))
     }
 
@@ -241,13 +298,8 @@ impl Publication {
 
     /// Takes back what was begun, unless it is somebody else's by now or the connection
     /// has gone: then it can go on, or is swept later.
-    fn withdraw(
-        &mut self,
-        (connection, _): Place<'_>,
-        token: Token<'_>,
-        error: CallError,
-    ) -> CallError {
-        if !connection.is_alive().unwrap_or(false) {
+    fn withdraw(&mut self, place: Place<'_>, mut token: Token<'_>, error: CallError) -> CallError {
+        if !place.0.is_alive().unwrap_or(false) {
             return error;
         }
         // Then what went wrong was said of another's base.
@@ -257,7 +309,7 @@ impl Publication {
         self.pace.passed(Step::Withdrawing);
         self.moved = None;
         let removed = match self.sent {
-            Some(_) => token.delete_base(),
+            Some(_) => self.remove_base(place, &mut token),
             None => Ok(()),
         };
         if removed.and_then(|()| token.release()).is_err() {
@@ -265,5 +317,15 @@ impl Publication {
             tracing::warn!("what was begun of {base} could not be taken back; it is swept later");
         }
         error
+    }
+
+    /// Removes what was sent, unless somebody has begun to use it regardless.
+    fn remove_base(&self, place: Place<'_>, token: &mut Token<'_>) -> Result<(), CallError> {
+        let path = host::pool_path(place.1)?.join(&self.claim.base);
+        let users = users::of_base(place.0, place.1, &path, &mut || token.beat())?;
+        if users.is_named() {
+            return Ok(());
+        }
+        token.delete_base()
     }
 }

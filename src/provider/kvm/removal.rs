@@ -12,11 +12,11 @@ use virt::connect::Connect;
 use virt::storage_pool::StoragePool;
 
 use super::connection::CallError;
-use super::pace::{Pace, Sightings, Step, busy};
+use super::pace::{Pace, Sightings, Step};
 use super::token::{Claim, Token};
 use super::transfer::read_marker;
 use super::volumes;
-use super::{host, users};
+use super::{host, marked, users};
 use crate::image::{
     self, ImageSource, Leftover, Marker, MarkerState, Spool, base_file_name, base_of_marker,
     can_be_of, marker_file_name,
@@ -89,9 +89,13 @@ impl Removal {
         names.sort();
         let mut leftovers = Vec::new();
         for base in names.iter().filter_map(|name| base_of_marker(name)) {
-            let found = look(place, base)?;
+            let found = match look(place, base) {
+                // A directory, say: not ours.
+                Err(CallError::Fault(fault)) if fault.kind == FaultKind::ForeignFile => continue,
+                found => found?,
+            };
             let Some(reason) = self.reason(base, &found, offered)? else { continue };
-            if !users::of_base(place.0, place.1, &found.path)?.is_empty() {
+            if !users::of_base(place.0, place.1, &found.path, &mut || Ok(()))?.is_empty() {
                 continue;
             }
             if !dry_run {
@@ -121,6 +125,8 @@ impl Removal {
     ) -> Result<Option<&'static str>, Fault> {
         let offered = offered.iter().any(|source| source.base_name() == base);
         Ok(match &found.marker {
+            // A copy under another name is somebody's own.
+            MarkerState::Valid(marker) if !marker.is_at(base) => None,
             MarkerState::Valid(marker) if marker.entry != self.entry => None,
             MarkerState::Valid(_) if offered => Some("nothing uses it"),
             MarkerState::Valid(_) => {
@@ -146,23 +152,20 @@ impl Removal {
     /// Removes marker and base, unless anything uses it.
     fn remove(&self, place: Place<'_>, base: &str, found: &Found) -> Result<(), CallError> {
         let (connection, pool) = place;
-        refuse_if_used(place, found)?;
+        refuse_if_used(place, found, &mut || Ok(()))?;
         if found.marker == MarkerState::Garbage {
             self.sightings.check(base, &found.bytes, &self.spool, &self.pace)?;
         }
         if found.marker != MarkerState::Absent {
-            let (_, now) = read_marker(connection, pool, base)?;
-            if now != found.bytes {
-                return Err(busy(&format!("the marker of {base} was changed meanwhile")).into());
-            }
-            volumes::delete(pool, &marker_file_name(base))?;
+            marked::remove(connection, pool, base, &found.bytes)?;
             self.pace.passed(Step::Unmarked);
         }
         let nonce = Uuid::new_v4().to_string();
         let _alive = self.spool.begin(&nonce);
         let claim = Claim { base: base.to_owned(), nonce, writer: self.writer.clone() };
-        let token = Token::take(place, &claim, &self.pace, found.bytes.len())?;
-        match (refuse_if_used(place, found), &found.marker) {
+        let mut token = Token::take(place, &claim, &self.pace, found.bytes.len())?;
+        let unused = refuse_if_used(place, found, &mut || token.beat());
+        match (unused, &found.marker) {
             (Ok(()), _) => {
                 token.delete_base()?;
                 token.release()
@@ -179,12 +182,15 @@ fn look((connection, pool): Place<'_>, base: &str) -> Result<Found, CallError> {
     Ok(Found { marker, bytes, size, path: host::pool_path(pool)?.join(base) })
 }
 
-fn refuse_if_used((connection, pool): Place<'_>, found: &Found) -> Result<(), CallError> {
-    let users = users::of_base(connection, pool, &found.path)?;
+fn refuse_if_used(
+    (connection, pool): Place<'_>,
+    found: &Found,
+    beat: users::Beat<'_>,
+) -> Result<(), CallError> {
+    let users = users::of_base(connection, pool, &found.path, beat)?;
     if users.is_empty() {
         return Ok(());
     }
-    let text =
-        format!("{} is used by {}: delete that first", found.path.display(), users.join(", "));
+    let text = format!("{} is used by {users}: delete that first", found.path.display());
     Err(Fault::new(FaultKind::ImageInUse, text).into())
 }

@@ -14,21 +14,18 @@ use virt::storage_pool::StoragePool;
 use super::connection::{CallError, Link};
 use super::marked::{self, Finding, Old};
 use super::pace::{Pace, Sightings};
-use super::publication::Publication;
+use super::publication::{Publication, Subject};
 use super::removal::Removal;
 use super::token::Claim;
 use super::transfer::Transfer;
 use super::volumes::{self, NewVolume};
 use super::{Publisher, appeared, host, inventory, users};
 use crate::config::ProviderSettings;
-use crate::image::{
-    Fetcher, ImageSource, Leftover, Progress, Sighting, Spool, Stage, marker_file_name,
-};
+use crate::image::{Fetcher, ImageSource, Leftover, Progress, Sighting, Spool, Stage};
 use crate::model::{Fault, FaultKind, ImageKey, Pin, Sha256Digest};
 use crate::store::BaseRef;
 
-/// Bases that may be on their way at once, to whichever hosts. Who can't be reached has
-/// no part in it.
+/// Bases that may be on their way at once, to whichever hosts.
 static UPLOADS: Semaphore = Semaphore::const_new(8);
 /// The wait before a broken publication is gone on with.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -101,16 +98,15 @@ impl Storage {
                 Ok(base)
             }
             Finding::Unproven(base, old) => self.prove(source, base, old, progress, cancel).await,
-            Finding::Missing => self.publish(source, progress, cancel).await,
+            Finding::Missing => self.publish(source, None, progress, cancel).await,
             Finding::Pending(bytes) => {
                 self.sightings.check(&source.base_name(), &bytes, &self.spool, &self.pace)?;
-                self.unmark(source).await?;
-                self.publish(source, progress, cancel).await
+                self.publish(source, Some(bytes), progress, cancel).await
             }
-            Finding::Lost(digest) => {
+            Finding::Lost(bytes, digest) => {
                 let pin = digest.map_or_else(|| source.pin.clone(), Pin::Digest);
-                self.unmark(source).await?;
-                self.publish(&ImageSource { pin, ..source.clone() }, progress, cancel).await
+                let source = ImageSource { pin, ..source.clone() };
+                self.publish(&source, Some(bytes), progress, cancel).await
             }
         }
     }
@@ -127,6 +123,7 @@ impl Storage {
     ) -> Result<BaseRef, Fault> {
         let (noted, name, transfer) =
             (source.clone(), base.file.clone(), Transfer::new(progress, cancel));
+        let judged = old.bytes.clone();
         let good = self
             .bulk(move |connection, pool| {
                 let (volume, identity) = marked::require(pool, &name)?;
@@ -139,48 +136,51 @@ impl Storage {
                     return Ok(true);
                 }
                 let path = host::pool_path(pool)?.join(&name);
-                let users = users::of_base(connection, pool, &path)?;
+                let users = users::of_base(connection, pool, &path, &mut || Ok(()))?;
                 if users.is_empty() {
                     return Ok(false);
                 }
                 let text = format!(
                     "the base {} has the sha256 {found}, and not {} as its marker says, and it \
-                     is used by {}, so it is left alone: restore the file, or delete what uses it",
+                     is used by {users}, so it is left alone: restore the file, or delete what \
+                     uses it",
                     path.display(),
-                    old.marker.content(),
-                    users.join(", ")
+                    old.marker.content()
                 );
-                Err(Fault::new(FaultKind::BaseChanged, text).into())
+                Err(Fault::new(users.fault_kind(), text).into())
             })
             .await?;
         if good {
             return Ok(base);
         }
-        self.unmark(source).await?;
-        self.publish(source, progress, cancel).await
+        self.publish(source, Some(judged), progress, cancel).await
     }
 
-    /// Downloads, or has it in the spool already, and publishes from there.
+    /// Downloads, or has it in the spool already, and publishes from there, in place of
+    /// the marker that is `replaced`.
     async fn publish(
         &self,
         source: &ImageSource,
+        replaced: Option<Vec<u8>>,
         progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault> {
         let image = Arc::new(self.spool.fetch(source, progress, cancel).await?);
-        // Neither is ever closed.
-        let _turn = self.turns.clone().acquire_owned().await.ok();
+        let turn = self.turns.clone().acquire_owned();
+        // It is never closed.
+        let _turn = unless_called_off(cancel, turn).await?.ok();
         let claim = self.claim(source.base_name())?;
         let _alive = self.spool.begin(&claim.nonce);
         let transfer = Transfer::new(progress, cancel);
-        let work = Publication::new(source, image.clone(), claim, &self.pace, transfer);
+        let subject = Subject { source: source.clone(), image: image.clone(), claim, replaced };
+        let work = Publication::new(subject, &self.pace, transfer);
         let work = Arc::new(Mutex::new(work));
         let held = |work: &Mutex<Publication>| {
             let work = work.lock().unwrap_or_else(PoisonError::into_inner);
             (work.can_go_on(), work.is_copy_damaged())
         };
         loop {
-            let fault = match self.attempt(&work).await {
+            let fault = match self.attempt(&work, cancel).await {
                 Ok(base) => return Ok(base),
                 Err(fault) => fault,
             };
@@ -192,16 +192,19 @@ impl Storage {
                 return Err(fault);
             }
             progress.enter(Stage::Delayed(fault.message), 0);
-            tokio::select! {
-                () = cancel.cancelled() => return Err(Fault::new(FaultKind::Canceled, "it was called off")),
-                () = tokio::time::sleep(PAUSE) => {}
-            }
+            unless_called_off(cancel, tokio::time::sleep(PAUSE)).await?;
         }
     }
 
     /// Publishes, or goes on with it, over one connection.
-    async fn attempt(&self, work: &Arc<Mutex<Publication>>) -> Result<BaseRef, Fault> {
-        let _slot = UPLOADS.acquire().await.ok();
+    async fn attempt(
+        &self,
+        work: &Arc<Mutex<Publication>>,
+        cancel: &CancellationToken,
+    ) -> Result<BaseRef, Fault> {
+        // Who can't be reached does not get as far as to take a slot from others.
+        self.run(|_, _| Ok(())).await?;
+        let _slot = unless_called_off(cancel, UPLOADS.acquire()).await?.ok();
         let work = work.clone();
         self.bulk(move |connection, pool| {
             work.lock().unwrap_or_else(PoisonError::into_inner).run((connection, pool))
@@ -213,13 +216,6 @@ impl Storage {
         Ok(Claim { base, nonce: Uuid::new_v4().to_string(), writer: self.spool.writer()? })
     }
 
-    /// Removes a marker that is in the way of a new one. What it was the marker of is
-    /// dealt with by who has the new one.
-    async fn unmark(&self, source: &ImageSource) -> Result<(), Fault> {
-        let marker = marker_file_name(&source.base_name());
-        self.run(move |_, pool| volumes::delete(pool, &marker)).await
-    }
-
     fn removal(&self) -> Result<Removal, Fault> {
         Ok(Removal {
             entry: self.settings.name.clone(),
@@ -228,6 +224,17 @@ impl Storage {
             sightings: self.sightings.clone(),
             spool: self.spool.clone(),
         })
+    }
+}
+
+/// What comes of `work`, which has no end of its own.
+async fn unless_called_off<T>(
+    cancel: &CancellationToken,
+    work: impl Future<Output = T>,
+) -> Result<T, Fault> {
+    tokio::select! {
+        () = cancel.cancelled() => Err(Fault::new(FaultKind::Canceled, "it was called off")),
+        done = work => Ok(done),
     }
 }
 

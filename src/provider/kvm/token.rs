@@ -104,7 +104,10 @@ impl<'a> Token<'a> {
         let token =
             Self { connection, pool, claim, pace, stream, sent: 0, rest: room, beat, moved: now() };
         token.confirm()?;
-        token.open()
+        let mut token = token.open()?;
+        // What was sent is what was there already: this is what moves.
+        token.send(&[beat])?;
+        Ok(token)
     }
 
     fn open(mut self) -> Result<Self, CallError> {
@@ -154,9 +157,22 @@ impl<'a> Token<'a> {
         }
     }
 
-    /// Completes the marker, and makes sure that it still is the one at its name.
+    /// Shows that its holder lives, after a call that may have taken longer than the
+    /// lease.
+    ///
+    /// # Errors
+    /// `Busy` when somebody else has taken over meanwhile.
+    pub(super) fn renew(&mut self) -> Result<(), CallError> {
+        self.confirm()?;
+        if self.sent + self.rest + RESERVE < MARKER_VOLUME_SIZE {
+            self.send(&[self.beat])?;
+        }
+        Ok(())
+    }
+
+    /// Completes the marker, and makes sure that it still is the one at its name. That
+    /// its holder was held up does not matter: what it sends goes to its own file.
     pub(super) fn commit(mut self, marker: &Marker) -> Result<(), CallError> {
-        self.beat()?;
         let parts = marker.render_in_two(&self.claim.nonce, &self.claim.writer).map_err(misfit)?;
         let [_, mut rest] = parts;
         let left = MARKER_VOLUME_SIZE - self.sent;

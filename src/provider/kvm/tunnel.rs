@@ -166,7 +166,7 @@ impl Route {
         if let Some(port) = destination.port {
             command.arg("-p").arg(port.to_string());
         }
-        command.arg("--").arg(&destination.host).arg(remote_command(&destination.instance));
+        command.arg("--").arg(&destination.host).arg(remote_command());
         command
     }
 
@@ -174,7 +174,9 @@ impl Route {
     pub(super) fn advice(&self, tunnel: &Tunnel) -> String {
         let (host, key) = (self.shown(), &self.ssh.key_credential);
         let Some(End { status, words }) = tunnel.ssh.end() else {
-            return format!("ssh to {host} stands: check that libvirtd runs there");
+            return format!(
+                "ssh to {host} does not say why: check the network to it, and that libvirtd runs there"
+            );
         };
         let said = if words.is_empty() { String::new() } else { format!(" ({words})") };
         match status.and_then(|status| status.code()) {
@@ -195,17 +197,12 @@ impl Route {
 /// What runs on the other host. Its login shell may be any. virt-ssh-helper finds the
 /// socket of a libvirtd as of the daemons that took its place; where there is none, nc
 /// takes the one that all versions have.
-fn remote_command(instance: &str) -> String {
+fn remote_command() -> String {
     let socket = "/var/run/libvirt/libvirt-sock";
-    let netcat = format!(
-        "if nc -q 2>&1 | grep -q \"requires an argument\"; then exec nc -q 0 -U {socket}; fi; \
-         exec nc -U {socket}"
-    );
-    // nc knows of no other user's sockets.
-    let otherwise = if instance == "system" { netcat } else { "exit 127".to_owned() };
     format!(
         "sh -c 'if command -v virt-ssh-helper >/dev/null 2>&1; then exec virt-ssh-helper \
-         qemu:///{instance}; fi; {otherwise}'"
+         qemu:///system; fi; if nc -q 2>&1 | grep -q \"requires an argument\"; then exec nc -q 0 \
+         -U {socket}; fi; exec nc -U {socket}'"
     )
 }
 
@@ -364,7 +361,6 @@ mod tests {
             host: "attic.example".into(),
             user: Some("operator".into()),
             port: Some(2222),
-            instance: "system".into(),
         };
         let ssh = SshSettings {
             destination,
@@ -438,11 +434,9 @@ mod tests {
     /// The login shell there may be any: all of it is one word to sh.
     #[test]
     fn the_remote_command_is_one_word_to_sh() {
-        for instance in ["system", "session"] {
-            let command = remote_command(instance);
-            assert_eq!(command.matches('\'').count(), 2, "{command}");
-            let checked = Command::new("sh").args(["-n", "-c", &command]).status().unwrap();
-            assert!(checked.success(), "{command}");
-        }
+        let command = remote_command();
+        assert_eq!(command.matches('\'').count(), 2, "{command}");
+        let checked = Command::new("sh").args(["-n", "-c", &command]).status().unwrap();
+        assert!(checked.success(), "{command}");
     }
 }

@@ -8,13 +8,12 @@ use virt::connect::Connect;
 use virt::domain::Domain;
 use virt::error::ErrorNumber;
 use virt::storage_pool::StoragePool;
-use virt::storage_vol::StorageVol;
 use virt::sys;
 
 use super::connection::{CallError, Link, found, is};
 use super::volumes::{self, Facts};
 use crate::image::{BaseUsers, DomainDisk};
-use crate::model::Fault;
+use crate::model::{Fault, FaultKind};
 
 /// The domains of one connection, running and defined, other owners' included.
 pub(super) struct Domains(pub(super) Link);
@@ -25,55 +24,118 @@ impl BaseUsers for Domains {
     }
 }
 
-/// Who uses the file `base` of `pool`: what backs onto it in any pool of the connection, and the domains
-/// whose disks lead to it. A disk of which nothing tells what it backs onto counts.
+/// Who uses a base.
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    certain: Vec<String>,
+    /// Those that use a file of its name, in what may be another directory.
+    namesakes: Vec<String>,
+    /// Domains of which libvirt does not tell what their disks back onto.
+    hidden: Vec<String>,
+}
+
+impl Users {
+    pub(super) fn is_empty(&self) -> bool {
+        !self.is_named() && self.hidden.is_empty()
+    }
+
+    /// Whether any of them names it, so that it is known to be used even when it isn't
+    /// there.
+    pub(super) fn is_named(&self) -> bool {
+        !self.certain.is_empty() || !self.namesakes.is_empty()
+    }
+
+    /// What it means that they use a base that is not what it should be: as long as
+    /// none of them is sure to, time may tell.
+    pub(super) fn fault_kind(&self) -> FaultKind {
+        if self.certain.is_empty() { FaultKind::ImageInUse } else { FaultKind::BaseChanged }
+    }
+}
+
+impl std::fmt::Display for Users {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lists = [&self.certain, &self.namesakes, &self.hidden];
+        let all: Vec<_> = lists.into_iter().flatten().map(String::as_str).collect();
+        f.write_str(&all.join(", "))
+    }
+}
+
+/// Called now and then; what it says ends the search.
+pub(super) type Beat<'a> = &'a mut dyn FnMut() -> Result<(), CallError>;
+
+/// Who uses the file `base` of `pool`: what backs onto it in any pool of the connection,
+/// and the domains whose disks lead to it.
 pub(super) fn of_base(
     connection: &Connect,
     pool: &StoragePool,
     base: &Path,
-) -> Result<Vec<String>, CallError> {
+    beat: Beat<'_>,
+) -> Result<Users, CallError> {
     // What libvirt knows of the pool may be older than an overlay made elsewhere.
     volumes::refresh(pool)?;
-    // By name too: a pool's directory can be reached by more than one path.
-    let is_base = |path: &Path| path == base || path.file_name() == base.file_name();
-    let all = all_volumes(connection)?;
-    let mut users: Vec<_> = all
-        .iter()
-        .filter(|(_, backing)| backing.as_deref().is_some_and(is_base))
-        .map(|(path, _)| path.file_name().unwrap_or_default().to_string_lossy().into_owned())
-        .collect();
+    let all = all_volumes(connection, beat)?;
+    let mut users = Users::default();
+    // A pool's directory can be reached by more than one path.
+    let perhaps = |path: &Path| path.file_name() == base.file_name();
+    for (path, backing) in &all {
+        let name = || path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        match backing {
+            Some(backing) if backing == base => users.certain.push(name()),
+            Some(backing) if perhaps(backing) => {
+                users.namesakes.push(format!("perhaps {}", path.display()));
+            }
+            _ => {}
+        }
+    }
     for (domain, disk) in domain_disks(connection)? {
-        if is_base(&disk.file) {
-            users.push(format!("domain {domain}"));
+        beat()?;
+        if disk.file == base {
+            users.certain.push(format!("domain {domain}"));
+        } else if perhaps(&disk.file) {
+            users.namesakes.push(format!("perhaps domain {domain}"));
         } else if disk.hidden && !all.iter().any(|(path, _)| *path == disk.file) {
-            users.push(format!(
+            users.hidden.push(format!(
                 "perhaps domain {domain}, whose disk {} is in no active storage pool, so that \
                  libvirt does not tell what it backs onto (define a pool over its directory)",
                 disk.file.display()
             ));
         }
     }
-    users.sort();
-    users.dedup();
+    for list in [&mut users.certain, &mut users.namesakes, &mut users.hidden] {
+        list.sort();
+        list.dedup();
+    }
     Ok(users)
 }
 
-/// Every volume of every active pool, and what it backs onto.
-fn all_volumes(connection: &Connect) -> Result<Vec<(PathBuf, Option<PathBuf>)>, CallError> {
+/// A volume's path, and what it backs onto.
+type Backed = (PathBuf, Option<PathBuf>);
+
+/// Every volume of every active pool.
+fn all_volumes(connection: &Connect, beat: Beat<'_>) -> Result<Vec<Backed>, CallError> {
     let mut found = Vec::new();
     for pool in connection.list_all_storage_pools(sys::VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE)? {
-        // A file that is gone without libvirt's knowledge stops the first.
-        found.extend(volumes_of(&pool).or_else(|_| {
-            volumes::refresh(&pool)?;
-            volumes_of(&pool)
-        })?);
+        found.extend(match volumes_of(&pool, beat) {
+            // It was taken away meanwhile, as one over logs is.
+            Err(CallError::Libvirt(_)) if !pool.is_active().unwrap_or(false) => Vec::new(),
+            // A file is gone without libvirt's knowledge.
+            Err(CallError::Libvirt(_)) => {
+                volumes::refresh(&pool)?;
+                volumes_of(&pool, beat)?
+            }
+            all => all?,
+        });
     }
     Ok(found)
 }
 
-fn volumes_of(pool: &StoragePool) -> Result<Vec<(PathBuf, Option<PathBuf>)>, CallError> {
-    let backed = |volume: &StorageVol| Ok((volume.path()?.into(), Facts::of(volume)?.backing));
-    pool.list_all_volumes(0)?.iter().map(backed).collect()
+fn volumes_of(pool: &StoragePool, beat: Beat<'_>) -> Result<Vec<Backed>, CallError> {
+    let mut found = Vec::new();
+    for volume in pool.list_all_volumes(0)? {
+        beat()?;
+        found.push((volume.path()?.into(), Facts::of(&volume)?.backing));
+    }
+    Ok(found)
 }
 
 /// The disks of all domains, with as much of their backing chains as their XML tells.

@@ -230,7 +230,12 @@ fn nanoseconds(time: &str) -> Option<i64> {
 
 /// A failed storage operation; libvirt runs one asynchronous job a pool and refuses
 /// the next for the time being, so it is always worth another try.
-pub(super) fn pool_error(pool: &StoragePool, error: &Error) -> CallError {
+fn pool_error(pool: &StoragePool, error: &Error) -> CallError {
+    // That a connection broke is no word of the pool's.
+    let alive = pool.connect().and_then(|connection| connection.is_alive());
+    if !alive.unwrap_or(false) {
+        return error.clone().into();
+    }
     let name = pool.name().unwrap_or_default();
     let text = format!("the storage pool {name}: libvirt: {}", error.message());
     Fault::new(FaultKind::PoolUnavailable, text).into()

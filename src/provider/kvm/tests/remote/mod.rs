@@ -2,6 +2,7 @@
 //! every step. Run by the lab, inside a host that has another one to talk to.
 
 mod line;
+mod lost;
 mod pool;
 mod writers;
 
@@ -76,26 +77,33 @@ fn here(command: &str) {
     assert!(status.success(), "{command}");
 }
 
-/// Drops all packets to and from the other host, closing nothing.
-fn cut() {
-    here(&format!(
-        "iptables -I INPUT -s {FAR} -j DROP; iptables -t mangle -I POSTROUTING -d {FAR} -j DROP"
-    ));
+/// Packets to and from the other host are dropped, and nothing is closed, as long as this
+/// lives.
+struct Cut;
+
+impl Cut {
+    fn new() -> Self {
+        Self::rules("-I");
+        Self
+    }
+
+    fn rules(verb: &str) {
+        here(&format!(
+            "iptables {verb} INPUT -s {FAR} -j DROP; \
+             iptables -t mangle {verb} POSTROUTING -d {FAR} -j DROP"
+        ));
+    }
 }
 
-fn mend() {
-    here(&format!(
-        "iptables -D INPUT -s {FAR} -j DROP; iptables -t mangle -D POSTROUTING -d {FAR} -j DROP"
-    ));
+impl Drop for Cut {
+    fn drop(&mut self) {
+        Self::rules("-D");
+    }
 }
 
 fn settings(entry: &str, pool: &str) -> ProviderSettings {
-    let destination = SshDestination {
-        host: FAR.into(),
-        user: Some("operator".into()),
-        port: None,
-        instance: "system".into(),
-    };
+    let destination =
+        SshDestination { host: FAR.into(), user: Some("operator".into()), port: None };
     let known_hosts = std::fs::read_to_string(home().join("known_hosts")).unwrap();
     ProviderSettings {
         name: EntryName::new(entry).unwrap(),

@@ -60,6 +60,13 @@ async fn what_is_not_ours_is_told_and_left_alone() {
     let foreign = FaultKind::ForeignFile;
     refused("base-dir", "mkdir $base", foreign, "not a file that proxyd made").await;
     refused("mark-dir", "mkdir $base.json", foreign, "not a file that proxyd made").await;
+    // Nor do they keep anybody from looking at all others, and from removing them.
+    let sources = ["base-dir", "mark-dir", "none"].map(|key| picture.source("foreign", key, true));
+    let seen = writer.storage.survey(sources.to_vec()).await.unwrap();
+    let standing = seen.iter().map(|image| image.standing).collect::<Vec<_>>();
+    assert_eq!(standing, [Standing::Conflict, Standing::Conflict, Standing::Absent]);
+    assert_eq!(writer.storage.survey(Vec::new()).await.unwrap(), []);
+    assert_eq!(writer.storage.prune(Vec::new(), false).await.unwrap(), []);
 
     // Debris that nothing uses is replaced, and that something uses is not.
     let source = picture.source("foreign", "debris", true);
@@ -133,6 +140,16 @@ async fn bases_are_let_go_of_only_when_nothing_uses_them() {
             base.file
         ));
         used(words).await;
+        // What it backs onto is not known, and yet nothing new is held up by that.
+        let fresh = picture.source("fresh", kind, false);
+        let (pace, stop) = stopping(half);
+        let dying = Writer::new("fresh", pace);
+        let task = dying.begin(&fresh);
+        stop.wait();
+        let fresh = dying.again("fresh", Pace::default()).ensure(&fresh).await.unwrap();
+        drop(stop);
+        assert_eq!(task.await.unwrap().unwrap_err().kind, FaultKind::Busy);
+        there(&format!("rm {POOL}/{0} {POOL}/{0}.json", fresh.file));
         there("virsh -q undefine theirs");
     }
 
