@@ -234,10 +234,11 @@ impl Work<'_> {
 
     /// Rewrites the marker with what it has to take note of.
     fn note(&self, mut marker: Marker) -> Result<Marker, Fault> {
+        let judged = marker.clone();
         marker.moved_to(&self.source.url);
         tokio::task::block_in_place(|| {
             let fence = self.cache.pool.fence()?;
-            fence.replace_marker(&self.source.base_name(), &marker)?;
+            fence.replace_marker(&self.source.base_name(), Some(&judged), &marker)?;
             Ok(marker)
         })
     }

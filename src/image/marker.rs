@@ -1,11 +1,10 @@
 //! The marker beside a base: JSON that says what the base is and that it is complete.
 //! It is written last, so a base without a valid one is debris.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use super::name::base_file_name;
+use super::pending::{MARKER_VOLUME_SIZE, PENDING_SIZE, Pending};
 use super::{Found, ImageSource};
 use crate::model::{EntryName, ImageFormat, ImageKey, Pin, ResourceUrl, Sha256Digest};
 
@@ -13,12 +12,6 @@ use crate::model::{EntryName, ImageFormat, ImageKey, Pin, ResourceUrl, Sha256Dig
 const VERSION: u32 = 1;
 /// A larger file is no marker.
 pub(super) const MAX_MARKER_BYTES: usize = 64 << 10;
-/// The size of a marker that is written through libvirt: volumes have a fixed size.
-pub const MARKER_VOLUME_SIZE: usize = 8192;
-/// A pending marker that hasn't moved for so long has no writer any more.
-pub const DEAD_AFTER: Duration = Duration::from_secs(600);
-/// Where the pending part of such a marker ends.
-const PENDING_SIZE: usize = 1024;
 
 /// What a server said to recognise the file by.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -61,11 +54,13 @@ impl Volume {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Marker {
-    // First, so that a pending marker, cut off after these two, is no JSON.
+    // First, so that a pending marker, cut off after these, is no JSON.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     nonce: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     writer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    held: Option<Sha256Digest>,
     version: u32,
     /// The provider entry it belongs to.
     pub entry: EntryName,
@@ -143,6 +138,7 @@ impl Marker {
         Self {
             nonce: None,
             writer: None,
+            held: None,
             version: VERSION,
             entry: source.entry.clone(),
             key: source.key.clone(),
@@ -160,6 +156,17 @@ impl Marker {
             identity: None,
             check: String::new(),
         }
+    }
+
+    /// The marker of a base of `source` that is there and was found to have this digest.
+    pub fn of_what_is_there(
+        source: &ImageSource,
+        digest: Sha256Digest,
+        size: u64,
+        virtual_size: u64,
+    ) -> Self {
+        let digests = Digests { downloaded: digest, content: digest };
+        Self::new(source, digests, size, virtual_size, Validators::default())
     }
 
     /// sha256 of the base itself.
@@ -202,6 +209,7 @@ impl Marker {
         let mut marker = Self {
             nonce: None,
             writer: None,
+            held: None,
             entry: source.entry.clone(),
             key: source.key.clone(),
             copied_from: None,
@@ -290,17 +298,17 @@ impl Marker {
         }
     }
 
-    /// The same marker as written through libvirt by `writer`: what [`pending`] gives,
-    /// which alone is no JSON, and the rest, which completes it. There may be white space
+    /// The same marker as written through libvirt: what [`Pending::render`]
+    /// gives, which alone is no JSON, and the rest, which completes it. There may be white space
     /// between the two.
     ///
     /// # Errors
     /// When it does not fit.
-    pub fn render_in_two(&self, nonce: &str, writer: &str) -> Result<[Vec<u8>; 2], String> {
-        let signed =
-            Self { nonce: Some(nonce.to_owned()), writer: Some(writer.to_owned()), ..self.clone() };
+    pub fn render_in_two(&self, by: &Pending) -> Result<[Vec<u8>; 2], String> {
+        let Pending { nonce, writer, held } = by.clone();
+        let signed = Self { nonce: Some(nonce), writer: Some(writer), held, ..self.clone() };
         let whole = signed.render().map_err(|error| error.to_string())?;
-        let pending = pending(nonce, writer)?;
+        let pending = by.render()?;
         let rest = whole.get(pending.trim_ascii_end().len()..).unwrap_or_default().to_vec();
         if !whole.starts_with(pending.trim_ascii_end())
             || PENDING_SIZE + rest.len() > MARKER_VOLUME_SIZE
@@ -316,58 +324,13 @@ impl Marker {
     /// # Errors
     /// When it does not fit.
     pub fn render_over(&self, bytes: &[u8]) -> Result<Vec<u8>, String> {
-        let mut whole = match Self::writer_of(bytes) {
-            Some((nonce, writer)) => self.render_in_two(&nonce, &writer)?.concat(),
+        let mut whole = match Pending::of(bytes) {
+            Some(by) => self.render_in_two(&by)?.concat(),
             None => self.render().map_err(|error| error.to_string())?,
         };
         whole.resize(whole.len().max(bytes.len()), b' ');
         Ok(whole)
     }
-
-    /// Who wrote a marker through libvirt, even one that is still pending: its nonce
-    /// and the writer.
-    pub fn writer_of(bytes: &[u8]) -> Option<(String, String)> {
-        let head = bytes.get(..PENDING_SIZE.min(bytes.len()))?;
-        let text = std::str::from_utf8(head).ok()?.trim_end_matches(['\0', ' ', '\n']);
-        let json = format!("{}}}", text.strip_suffix(',')?);
-        let part: Pending = serde_json::from_str(&json).ok()?;
-        Some((part.nonce, part.writer))
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-struct Pending {
-    nonce: String,
-    writer: String,
-}
-
-/// Who has begun a marker through libvirt and not completed it; nobody when that is
-/// not what `bytes` are.
-pub fn pending_writer(bytes: &[u8]) -> Option<String> {
-    if bytes.len() == MARKER_VOLUME_SIZE && bytes.iter().all(|byte| *byte == 0) {
-        // Its volume is there, and its first bytes are on their way.
-        return Some("it has not said which".to_owned());
-    }
-    let (_, writer) = Marker::writer_of(bytes)?;
-    serde_json::from_slice::<serde_json::Value>(bytes).is_err().then_some(writer)
-}
-
-/// The part of a marker that says that a base is on its way.
-///
-/// # Errors
-/// When it does not fit.
-pub fn pending(nonce: &str, writer: &str) -> Result<Vec<u8>, String> {
-    let part = Pending { nonce: nonce.to_owned(), writer: writer.to_owned() };
-    let mut bytes = serde_json::to_vec(&part).map_err(|error| error.to_string())?;
-    // The closing brace gives way to a comma: the rest goes on from there.
-    if let Some(last) = bytes.last_mut() {
-        *last = b',';
-    }
-    if bytes.len() > PENDING_SIZE {
-        return Err("the pending part of the marker does not fit into its volume".to_owned());
-    }
-    bytes.resize(PENDING_SIZE, b' ');
-    Ok(bytes)
 }
 
 fn url_digest(url: &ResourceUrl) -> Sha256Digest {
@@ -382,6 +345,10 @@ fn url_digest(url: &ResourceUrl) -> Sha256Digest {
 mod tests {
     use super::*;
     use crate::image::tests::source;
+
+    fn by() -> Pending {
+        Pending { nonce: "n1".into(), writer: "w1".into(), held: Some(Sha256Digest::of(b"h")) }
+    }
 
     fn marker() -> Marker {
         let digest = Sha256Digest::of(b"x");
@@ -423,22 +390,22 @@ mod tests {
 
     #[test]
     fn a_marker_in_two_parts_is_valid_only_with_both() {
-        let [begun, rest] = marker().render_in_two("n1", "w1").unwrap();
-        assert_eq!(begun, pending("n1", "w1").unwrap());
+        let [begun, rest] = marker().render_in_two(&by()).unwrap();
+        assert_eq!(begun, by().render().unwrap());
         let mut zeroed = begun.clone();
         zeroed.resize(MARKER_VOLUME_SIZE, 0);
         assert_eq!(Marker::parse(&zeroed), MarkerState::Garbage);
         let whole = [begun, b" \t\n ".to_vec(), rest].concat();
         assert!(matches!(Marker::parse(&whole), MarkerState::Valid(_)));
         for bytes in [zeroed, whole] {
-            assert_eq!(Marker::writer_of(&bytes), Some(("n1".into(), "w1".into())));
+            assert_eq!(Pending::of(&bytes), Some(by()));
         }
     }
 
     /// In place of one that libvirt wrote, and of one that was written as a file.
     #[test]
     fn a_marker_is_rewritten_in_no_fewer_bytes_and_keeps_its_writer() {
-        let mut parts = marker().render_in_two("n1", "w1").unwrap().concat();
+        let mut parts = marker().render_in_two(&by()).unwrap().concat();
         parts.resize(MARKER_VOLUME_SIZE, b' ');
         let mut longer = marker();
         longer.url = "http://h/".to_owned() + &"x".repeat(200);
@@ -448,7 +415,7 @@ mod tests {
             changed.note(&source("http://h/y"));
             let new = changed.render_over(&old).unwrap();
             assert!(new.len() >= old.len());
-            assert_eq!(Marker::writer_of(&new), Marker::writer_of(&old));
+            assert_eq!(Pending::of(&new), Pending::of(&old));
             let MarkerState::Valid(read) = Marker::parse(&new) else { panic!("{new:?}") };
             assert!(read.is_from(&source("http://h/y").url));
         }

@@ -15,6 +15,7 @@ mod inspect;
 mod limits;
 mod marker;
 mod name;
+mod pending;
 mod pool;
 mod progress;
 mod prove;
@@ -34,11 +35,10 @@ pub use cache::{Base, Cache};
 pub use examine::check_unchanged;
 pub use fetch::Fetcher;
 pub use hashing::Hashing;
-pub use marker::{
-    DEAD_AFTER, MARKER_VOLUME_SIZE, Marker, MarkerState, Validators, Volume, pending,
-    pending_writer,
-};
+pub use inspect::disk_size;
+pub use marker::{Marker, MarkerState, Validators, Volume};
 pub use name::{base_file_name, base_of_marker, can_be_of, marker_file_name};
+pub use pending::{DEAD_AFTER, MAKING, MARKER_VOLUME_SIZE, Pending, is_half_made, pending_writer};
 pub use pool::{DirectoryPool, PoolFence};
 pub use progress::{Progress, Stage};
 pub use prune::Leftover;

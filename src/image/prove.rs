@@ -3,7 +3,7 @@
 use nix::sys::stat::FileStat;
 use tokio_util::sync::CancellationToken;
 
-use super::marker::{Digests, Marker};
+use super::marker::Marker;
 use super::pool::{self, DirectoryPool, ImageLock, Usage};
 use super::progress::Progress;
 use super::publish::in_use;
@@ -43,13 +43,31 @@ pub(super) fn prove(
             Err(in_use(pool, &name, &users))
         };
     }
-    let marker = match marker {
+    let good = match marker.clone() {
         Some(marker) => *marker,
         None => adopted(source, digest, &file, &stat)?,
     };
-    let marker = noted(marker, source, &stat);
-    pool.fence()?.replace_marker(&name, &marker)?;
-    Ok(Proof::Good(Box::new(marker)))
+    let good = noted(good, source, &stat);
+    let fence = pool.fence()?;
+    still_there(pool, &name, &stat)?;
+    fence.replace_marker(&name, marker.as_deref(), &good)?;
+    Ok(Proof::Good(Box::new(good)))
+}
+
+/// Makes sure that the base `name` is the file that was hashed.
+///
+/// # Errors
+/// `Busy` when it isn't.
+pub(super) fn still_there(
+    pool: &DirectoryPool,
+    name: &str,
+    hashed: &FileStat,
+) -> Result<(), Fault> {
+    if pool.stat(name)?.is_some_and(|found| found.st_ino == hashed.st_ino) {
+        return Ok(());
+    }
+    let text = format!("{} was replaced while it was hashed", pool.path_of(name).display());
+    Err(Fault::new(FaultKind::Busy, text))
 }
 
 /// Hashes the base `name`, all of it.
@@ -77,9 +95,7 @@ fn adopted(
 ) -> Result<Marker, Fault> {
     let virtual_size = inspect::virtual_size(file, source.format)
         .map_err(|why| Fault::new(FaultKind::ImageRejected, why))?;
-    let digests = Digests { downloaded: digest, content: digest };
-    let size = pool::identity(stat).size;
-    Ok(Marker::new(source, digests, size, virtual_size, Default::default()))
+    Ok(Marker::of_what_is_there(source, digest, pool::identity(stat).size, virtual_size))
 }
 
 /// `marker` with what it has to take note of.

@@ -42,7 +42,7 @@ pub(super) fn publish(
         return pool.marker(&name).and(Err(fault));
     }
     steps::passed(Step::Linked);
-    let marked = mark(&fence, &name, old, &marker, &marker_file);
+    let marked = mark(&fence, &name, &old, &marker, &marker_file);
     if marked.is_err() {
         // On a disk that is full, say. Nobody can have used it: the fence is ours.
         if let Err(fault) = fence.withdraw(&verified.file, &name) {
@@ -72,14 +72,14 @@ fn identified(
 fn mark(
     fence: &PoolFence<'_>,
     name: &str,
-    old: OldMarker,
+    old: &OldMarker,
     marker: &Marker,
     marker_file: &File,
 ) -> Result<(), Fault> {
     fence.sync()?;
     steps::passed(Step::LinkDurable);
-    if old == OldMarker::Kept {
-        return fence.replace_marker(name, marker);
+    if let OldMarker::Kept(old) = old {
+        return fence.replace_marker(name, Some(old), marker);
     }
     if let Err(fault) = fence.link(marker_file, &marker_file_name(name)) {
         // Who begins through libvirt does not ask for the fence.
@@ -90,10 +90,9 @@ fn mark(
 }
 
 /// What became of the marker that was there.
-#[derive(PartialEq, Eq)]
 enum OldMarker {
     Gone,
-    Kept,
+    Kept(Box<Marker>),
 }
 
 /// Removes the debris, and before that its marker: that never vouches for what comes
@@ -118,12 +117,11 @@ fn clear(
         }
     }
     fence.unlink(&staged_file_name(name))?;
-    if debris.is_none() && matches!(marker, MarkerState::Valid(_)) {
-        return Ok(OldMarker::Kept);
-    }
-    if marker != MarkerState::Absent {
+    match marker {
+        MarkerState::Valid(marker) if debris.is_none() => return Ok(OldMarker::Kept(marker)),
         // One that has come since was not judged, and stays.
-        fence.unlink(&marker_file_name(name))?;
+        MarkerState::Absent => {}
+        _ => fence.unlink(&marker_file_name(name))?,
     }
     fence.sync()?;
     steps::passed(Step::OldMarkerRemoved);

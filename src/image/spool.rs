@@ -48,6 +48,17 @@ pub struct Alive {
     alive: Arc<Mutex<HashSet<String>>>,
 }
 
+impl Alive {
+    /// Keeps it for alive for a while: what it has asked for may be done yet, though the
+    /// answer can't come any more.
+    pub fn linger(self, time: Duration) {
+        std::thread::spawn(move || {
+            std::thread::sleep(time);
+            drop(self);
+        });
+    }
+}
+
 /// Nothing backs onto what is in the spool, and who reads it has it open.
 struct Nobody;
 
@@ -335,6 +346,20 @@ mod tests {
         let old = SystemTime::now() - FRESH - Duration::from_secs(1);
         File::open(&base).unwrap().set_times(FileTimes::new().set_modified(old)).unwrap();
         assert_ne!(place.fetch(&source).await.unwrap().content(), first);
+    }
+
+    #[test]
+    fn what_may_still_be_done_counts_as_under_way_for_a_while() {
+        let place = place();
+        let (alive, at_once) = (place.spool.begin("n"), place.spool.begin("m"));
+        drop(at_once);
+        alive.linger(Duration::from_millis(300));
+        assert!(place.spool.is_alive("n") && !place.spool.is_alive("m"));
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while place.spool.is_alive("n") {
+            assert!(std::time::Instant::now() < deadline, "for good");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]

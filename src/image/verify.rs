@@ -6,7 +6,7 @@ use super::marker::MarkerState;
 use super::name::base_file_name;
 use super::pool::{self, DirectoryPool, ImageLock};
 use super::progress::Progress;
-use super::prove::measure;
+use super::prove::{measure, still_there};
 use crate::model::{EntryName, Fault, FaultKind, ImageFormat, ImageKey, Sha256Digest};
 
 /// The base of image `key` of `entry`.
@@ -61,7 +61,9 @@ pub(super) fn verify(
         noted.renounce();
     }
     if noted != marker {
-        pool.fence()?.replace_marker(name, &noted)?;
+        let fence = pool.fence()?;
+        still_there(pool, name, &stat)?;
+        fence.replace_marker(name, Some(&marker), &noted)?;
     }
     if good {
         return Ok(marker.sha256);

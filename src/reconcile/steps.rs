@@ -207,8 +207,13 @@ impl Core {
             self.save(record).await?;
         }
         if let Err(fault) = provider.start(&guest, &base, first).await {
-            if fault.kind == FaultKind::Busy {
-                self.restore_marker(role, &base, cancel).await?;
+            if fault.kind == FaultKind::Busy
+                && let Err(why) = self.restore_marker(role, &base, cancel).await
+            {
+                // What can't be had anew says nothing of what is there.
+                let damaged = why.kind == FaultKind::BaseChanged;
+                let text = format!("{}: {}", fault.message, why.message);
+                return Err(if damaged { why } else { Fault::new(FaultKind::Busy, text) });
             }
             return Err(self.inquiry(&provider, &guest).not_started(fault).await);
         }

@@ -7,6 +7,8 @@ mod raw;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
 use crate::model::ImageFormat;
 
 /// The least disk that can hold a system, and the largest that is plausible.
@@ -25,6 +27,19 @@ pub(super) fn virtual_size(file: &File, format: ImageFormat) -> Result<u64, Stri
         return Ok(size);
     }
     Err(format!("it presents a disk of {size} bytes, which is not plausible"))
+}
+
+/// The size in bytes of the disk that an image presents, by the first of its `size` bytes.
+///
+/// # Errors
+/// Why the image is refused.
+pub fn disk_size(head: &[u8], size: u64, format: ImageFormat) -> Result<u64, String> {
+    let failed = |error: std::io::Error| format!("it can't be inspected: {error}");
+    // The rest is a hole: what is looked at stands in front.
+    let memory = memfd_create("image", MFdFlags::MFD_CLOEXEC).map_err(|e| failed(e.into()))?;
+    let file = File::from(memory);
+    file.write_all_at(head, 0).and_then(|()| file.set_len(size)).map_err(failed)?;
+    virtual_size(&file, format)
 }
 
 pub(super) use qcow2::backing_file;

@@ -11,7 +11,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 
 use super::{DirectoryPool, foreign_file, unusable};
-use crate::image::marker::Marker;
+use crate::image::marker::{Marker, MarkerState};
 use crate::image::name::{marker_file_name, staged_file_name};
 use crate::image::steps::{self, Step};
 use crate::model::{Fault, FaultKind};
@@ -78,12 +78,26 @@ impl PoolFence<'_> {
         Ok(())
     }
 
-    /// Writes `marker` of the base `base`, in place of what stands there, durably.
+    /// Writes `marker` of the base `base`, durably, in place of the one that was `judged`:
+    /// none, or one that was not valid.
+    ///
+    /// # Errors
+    /// `Busy` when another one is there by now. Who works through libvirt asks for no
+    /// fence.
     pub(in crate::image) fn replace_marker(
         &self,
         base: &str,
+        judged: Option<&Marker>,
         marker: &Marker,
     ) -> Result<(), Fault> {
+        let there = match self.pool.marker(base)? {
+            MarkerState::Valid(there) => Some(there),
+            _ => None,
+        };
+        if there.as_deref() != judged {
+            let text = format!("the marker of {base} was changed meanwhile");
+            return Err(Fault::new(FaultKind::Busy, text));
+        }
         let name = marker_file_name(base);
         let file = self.pool.unnamed_marker(base, marker)?;
         // Linking can't replace, and renaming can: a crash between leaves this one

@@ -20,8 +20,9 @@ use nix::sys::statfs::{self, FsType};
 pub use self::fence::PoolFence;
 pub(super) use self::lock::{ImageLock, canceled};
 pub(super) use self::users::Usage;
-use super::marker::{self, DEAD_AFTER, Identity, MAX_MARKER_BYTES, Marker, MarkerState};
+use super::marker::{Identity, MAX_MARKER_BYTES, Marker, MarkerState};
 use super::name::{is_base, marker_file_name};
+use super::pending::{self, DEAD_AFTER};
 use super::rules::of_later_version;
 use crate::model::{Fault, FaultKind};
 
@@ -222,7 +223,7 @@ impl DirectoryPool {
         bytes: &[u8],
         found: &std::fs::Metadata,
     ) -> Result<(), Fault> {
-        let Some(writer) = marker::pending_writer(bytes) else { return Ok(()) };
+        let Some(writer) = pending::pending_writer(bytes) else { return Ok(()) };
         let still =
             found.modified().ok().and_then(|moved| moved.elapsed().ok()).unwrap_or_default();
         if still >= DEAD_AFTER {

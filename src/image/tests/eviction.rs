@@ -128,6 +128,29 @@ fn what_is_worked_on_is_busy() {
     holder.finish().done();
 }
 
+/// Whoever works through libvirt asks for no fence: what was hashed may be another's by
+/// the time that its marker is to be written, and is left to them then.
+#[test]
+fn what_changes_while_it_is_hashed_is_not_marked() {
+    use super::agent::Action;
+    use crate::image::steps::Step;
+    for replaced in [BASE, MARKER] {
+        let (home, _server) = filled();
+        let verify = Work::Verify { entry: "a-b".into(), key: "c".into() };
+        // Written to, so that its marker is to be.
+        let path = home.path().join(BASE);
+        std::fs::write(&path, b"damaged").unwrap();
+        let orders = Orders::new(home.path(), verify).at(Step::Hashed, Action::Stop).spawn();
+        orders.await_stop();
+        std::fs::remove_file(home.path().join(replaced)).unwrap();
+        std::fs::write(home.path().join(replaced), b"another's").unwrap();
+        orders.signal(nix::sys::signal::Signal::SIGCONT);
+        let finished = orders.finish();
+        assert_eq!(finished.fault().0, "Busy", "{finished:?}");
+        assert_eq!(std::fs::read(home.path().join(replaced)).unwrap(), b"another's");
+    }
+}
+
 /// Whichever of the two comes first with the fence in hand, no overlay is left over a
 /// base that is gone.
 #[test]

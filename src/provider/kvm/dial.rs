@@ -1,20 +1,25 @@
 //! Opening a connection to libvirt, here or on another host, a few at a time.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use virt::connect::Connect;
 
 use super::event_loop;
 use super::tunnel::{Route, Tunnel};
-use crate::config::ProviderSettings;
+use crate::config::{ProviderSettings, SshSettings};
 use crate::model::{EntryName, Fault, FaultKind};
 use crate::provider::Places;
 
-/// Connections, of whichever entries, that may be opened at once: some for hosts that
-/// failed the last time, and others that these never hold up.
+/// Connections to other hosts, of whichever entries, that may be opened at once: some for
+/// hosts that failed the last time, and others that these never hold up.
 static FIRST: Gate = Gate::new(32);
 static AGAIN: Gate = Gate::new(16);
+/// The same to one host: sshd turns away some of more than ten that have not logged in
+/// yet (`MaxStartups`).
+const TO_ONE_HOST: usize = 6;
+static HOSTS: Mutex<BTreeMap<String, Weak<Gate>>> = Mutex::new(BTreeMap::new());
 
 /// When a peer that doesn't answer is dead. Without that a call over a dead link never
 /// returns.
@@ -34,7 +39,7 @@ pub(super) const BULK: Keepalive = Keepalive { seconds: 30, count: 6 };
 pub(super) struct Dialer {
     entry: EntryName,
     uri: String,
-    route: Option<Route>,
+    route: Option<(Route, Arc<Gate>)>,
 }
 
 /// An open connection, and the way it goes.
@@ -57,7 +62,12 @@ impl Line {
 impl Dialer {
     pub(super) fn new(settings: &ProviderSettings, places: &Places) -> Self {
         let (entry, uri) = (settings.name.clone(), settings.uri.clone());
-        Self { entry, uri, route: settings.ssh.as_ref().map(|ssh| Route::new(ssh, places)) }
+        let route = |ssh: &SshSettings| {
+            let destination = &ssh.destination;
+            let host = format!("{} {:?}", destination.host, destination.port);
+            (Route::new(ssh, places), gate_of(host))
+        };
+        Self { entry, uri, route: settings.ssh.as_ref().map(route) }
     }
 
     pub(super) fn entry(&self) -> &EntryName {
@@ -70,7 +80,7 @@ impl Dialer {
 
     /// Who is logged in to where, when that is another host.
     pub(super) fn login(&self) -> Option<String> {
-        self.route.as_ref().map(Route::shown)
+        self.route.as_ref().map(|(route, _)| route.shown())
     }
 
     /// Opens a connection, after those `again` or for the first time.
@@ -78,14 +88,17 @@ impl Dialer {
     /// # Errors
     /// `ProviderUnavailable`, with what to look at.
     pub(super) fn dial(&self, again: bool, keepalive: Keepalive) -> Result<Line, Fault> {
-        let gate = if again { &AGAIN } else { &FIRST };
-        gate.pass(|| self.open(keepalive))
+        let all = if again { &AGAIN } else { &FIRST };
+        match &self.route {
+            Some((_, host)) => host.pass(|| all.pass(|| self.open(keepalive))),
+            None => self.open(keepalive),
+        }
     }
 
     fn open(&self, keepalive: Keepalive) -> Result<Line, Fault> {
         event_loop::start();
         let tunnel = match &self.route {
-            Some(route) => Some(route.open().map_err(|fault| self.named(&fault.message))?),
+            Some((route, _)) => Some(route.open().map_err(|fault| self.named(&fault.message))?),
             None => None,
         };
         let uri = tunnel.as_ref().map_or_else(|| self.uri.clone(), Tunnel::uri);
@@ -106,8 +119,8 @@ impl Dialer {
 
     fn unreachable(&self, why: &str, tunnel: Option<&Tunnel>) -> Fault {
         let advice = match (&self.route, tunnel) {
-            (Some(route), Some(tunnel)) => route.advice(tunnel),
-            (Some(route), None) => format!("check the network to {}", route.shown()),
+            (Some((route, _)), Some(tunnel)) => route.advice(tunnel),
+            (Some((route, _)), None) => format!("check the network to {}", route.shown()),
             (None, _) => "check that it is running (`systemctl status libvirtd`) and that proxyd \
                           may use its socket (group libvirt)"
                 .to_owned(),
@@ -127,6 +140,18 @@ impl Dialer {
 pub(super) fn pause(failures: u32, remote: bool) -> Duration {
     let most = if remote { 5 } else { 0 };
     Duration::from_secs(1 << failures.saturating_sub(1).min(most))
+}
+
+/// The gate to `host` that all of its entries share.
+fn gate_of(host: String) -> Arc<Gate> {
+    let mut hosts = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
+    hosts.retain(|_, gate| gate.strong_count() > 0);
+    if let Some(gate) = hosts.get(&host).and_then(Weak::upgrade) {
+        return gate;
+    }
+    let gate = Arc::new(Gate::new(TO_ONE_HOST));
+    hosts.insert(host, Arc::downgrade(&gate));
+    gate
 }
 
 /// Lets so many through at once.
@@ -174,6 +199,16 @@ mod tests {
         });
         assert_eq!(*gate.free.lock().unwrap(), 2);
         assert!(most.load(Ordering::SeqCst) <= 2);
+    }
+
+    #[test]
+    fn entries_of_one_host_share_its_gate() {
+        let [one, same, other] =
+            ["a Some(22)", "a Some(22)", "b None"].map(|of| gate_of(of.into()));
+        assert!(Arc::ptr_eq(&one, &same) && !Arc::ptr_eq(&one, &other));
+        drop((one, same));
+        gate_of("b None".into());
+        assert!(!HOSTS.lock().unwrap().contains_key("a Some(22)"), "nobody needs it any more");
     }
 
     #[test]

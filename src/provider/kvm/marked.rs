@@ -14,7 +14,8 @@ use super::transfer::read_marker;
 use super::volumes::{self, Facts};
 use super::{host, users};
 use crate::image::{
-    self, ImageSource, Marker, MarkerState, Verdict, Volume, marker_file_name, pending_writer,
+    self, ImageSource, Marker, MarkerState, Pending, Verdict, Volume, marker_file_name,
+    pending_writer,
 };
 use crate::model::{Fault, FaultKind, Sha256Digest};
 use crate::store::BaseRef;
@@ -30,8 +31,8 @@ pub(super) enum Finding {
     /// It has to be fetched.
     Missing,
     /// The same, and its marker, which these bytes are, is in the way: what was begun
-    /// and not completed.
-    Pending(Vec<u8>),
+    /// and not completed. It has to have this digest if something backs onto it.
+    Pending(Vec<u8>, Option<Sha256Digest>),
     /// It has gone and its marker, which these bytes are, is there: it has to be fetched,
     /// and to have this digest if something backs onto it.
     Lost(Vec<u8>, Option<Sha256Digest>),
@@ -52,10 +53,20 @@ pub(super) fn examine(
     let name = source.base_name();
     let (state, bytes) = read_marker(connection, pool, &name)?;
     let path = || -> Result<PathBuf, CallError> { Ok(host::pool_path(pool)?.join(&name)) };
+    let is_missed = || -> Result<bool, CallError> {
+        Ok(users::of_base(connection, pool, &path()?, &mut || Ok(()))?.is_named())
+    };
     let marker = match state {
         MarkerState::Valid(marker) => *marker,
         MarkerState::Absent => return Ok(Finding::Missing),
-        MarkerState::Garbage => return Ok(Finding::Pending(bytes)),
+        MarkerState::Garbage => {
+            let held = Pending::of(&bytes).and_then(|by| by.held);
+            let held = match held {
+                Some(digest) if is_missed()? => Some(digest),
+                _ => None,
+            };
+            return Ok(Finding::Pending(bytes, held));
+        }
         MarkerState::Newer => {
             return Err(
                 image::of_later_version(&path()?.with_file_name(marker_file_name(&name))).into()
@@ -64,8 +75,7 @@ pub(super) fn examine(
     };
     let verdict = image::judge(&path()?, source, &marker)?;
     let Some((volume, facts)) = volumes::file(pool, &name)? else {
-        let users = users::of_base(connection, pool, &path()?, &mut || Ok(()))?;
-        let held = users.is_named().then_some(marker.sha256);
+        let held = is_missed()?.then_some(marker.sha256);
         return Ok(Finding::Lost(bytes, held));
     };
     let base = reference(&volume, &marker)?;
@@ -78,7 +88,7 @@ pub(super) fn examine(
     })
 }
 
-fn reference(volume: &StorageVol, marker: &Marker) -> Result<BaseRef, CallError> {
+pub(super) fn reference(volume: &StorageVol, marker: &Marker) -> Result<BaseRef, CallError> {
     Ok(BaseRef {
         file: volume.name()?,
         path: volume.path()?.into(),

@@ -2,6 +2,7 @@
 //! into the pool.
 
 mod address;
+mod adoption;
 mod check;
 mod clues;
 mod connection;
@@ -229,16 +230,9 @@ impl Provider for Kvm {
         self.run(move |connection, settings| {
             let pool = host::pool(connection, settings)?;
             volumes::delete(&pool, &name)?;
-            let size = content.len() as u64;
-            let volume = NewVolume {
-                name: &name,
-                format: "raw",
-                capacity: size,
-                allocation: size,
-                mode: None,
-                backing: None,
-            };
-            let volume = volume.create(&pool)?.ok_or_else(|| appeared(&name))?;
+            let volume = NewVolume::file(&name, content.len() as u64)
+                .create(&pool)?
+                .ok_or_else(|| appeared(&name))?;
             volumes::upload(connection, &volume, &content)
         })
         .await

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-use crate::image::{DEAD_AFTER, Marker, Spool, pending_writer};
+use crate::image::{DEAD_AFTER, Pending, Spool, pending_writer};
 use crate::model::{Fault, FaultKind, Sha256Digest};
 
 /// How fast things have to go. The tests have less patience.
@@ -94,14 +94,9 @@ impl Sightings {
         pace: &Pace,
     ) -> Result<(), Fault> {
         let mut seen = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some(writer) = pending_writer(bytes) else {
-            seen.remove(base);
-            return Ok(());
-        };
+        let Some(writer) = pending_writer(bytes) else { return Ok(()) };
         if writer == spool.writer()? {
-            seen.remove(base);
-            let nonce = Marker::writer_of(bytes).map(|(nonce, _)| nonce);
-            return if nonce.is_some_and(|nonce| spool.is_alive(&nonce)) {
+            return if Pending::of(bytes).is_some_and(|by| spool.is_alive(&by.nonce)) {
                 Err(busy(&format!("this daemon is working on {base} already")))
             } else {
                 Ok(())
@@ -113,8 +108,8 @@ impl Sightings {
             *known = (digest, now);
         }
         let still = now.saturating_sub(known.1);
+        // It stays known: whoever asks once more must not begin to wait again.
         if still >= pace.dead_after {
-            seen.remove(base);
             return Ok(());
         }
         let left = Duration::from_secs((pace.dead_after - still).as_secs());
@@ -134,7 +129,10 @@ pub(super) fn busy(text: &str) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::pending;
+
+    fn pending(nonce: &str, writer: &str) -> Result<Vec<u8>, String> {
+        Pending { nonce: nonce.into(), writer: writer.into(), held: None }.render()
+    }
 
     #[test]
     fn who_moves_lives_and_who_is_still_is_taken_for_dead_in_the_end() {

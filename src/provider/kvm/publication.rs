@@ -15,8 +15,8 @@ use super::transfer::Transfer;
 use super::users::{self, Users};
 use super::volumes::{self, Facts, NewVolume};
 use super::{host, marked};
-use crate::image::{ImageSource, Spooled, Volume, pending_writer};
-use crate::model::{Fault, FaultKind};
+use crate::image::{ImageSource, Spooled, Volume, is_half_made};
+use crate::model::{Fault, FaultKind, Sha256Digest};
 use crate::store::BaseRef;
 
 /// What may be on its way and not arrive when a connection breaks: sent once more when
@@ -40,10 +40,14 @@ pub(super) struct Publication {
     replaced: Option<Vec<u8>>,
     pace: Arc<Pace>,
     transfer: Transfer,
-    /// How often it was taken up.
-    attempts: usize,
     /// Bytes of a base of its own that were sent; none before it has one.
     sent: Option<u64>,
+    /// Whether libvirt has taken all of them.
+    arrived: bool,
+    /// Whether what was found there is known to be unfinished, whatever backs onto it.
+    unfinished: bool,
+    /// Whether the base was to be deleted, and nobody has said that it was.
+    deleting: bool,
     /// When its marker was last moved; before there is one, never.
     moved: Option<Duration>,
     /// Whether its marker may be complete: then nothing is taken back or gone on with.
@@ -67,8 +71,10 @@ impl Publication {
             replaced,
             pace: pace.clone(),
             transfer,
-            attempts: 0,
             sent: None,
+            arrived: false,
+            unfinished: false,
+            deleting: false,
             moved: None,
             completing: false,
             used_by: Users::default(),
@@ -84,7 +90,12 @@ impl Publication {
     /// Whether another connection can go on with it.
     pub(super) fn can_go_on(&self) -> bool {
         let in_time = |moved| now().saturating_sub(moved) < self.pace.lease;
-        !self.completing && self.moved.is_some_and(in_time)
+        !self.completing && !self.deleting && self.moved.is_some_and(in_time)
+    }
+
+    /// Whether something may still be done to the base, though no answer to that can come.
+    pub(super) fn is_unsure(&self) -> bool {
+        self.deleting
     }
 
     /// Publishes, or goes on with it.
@@ -94,8 +105,7 @@ impl Publication {
     /// when other bytes are there and in use. What it can, it takes back.
     pub(super) fn run(&mut self, place: Place<'_>) -> Result<BaseRef, CallError> {
         let (claim, pace) = (self.claim.clone(), self.pace.clone());
-        let (room, attempts) = (self.room()?, self.attempts);
-        self.attempts += 1;
+        let room = claim.room(&self.image.marker(&self.source))?;
         let mut token = match self.moved {
             None => {
                 if let Some(judged) = &self.replaced {
@@ -103,7 +113,7 @@ impl Publication {
                 }
                 Token::take(place, &claim, &pace, room)?
             }
-            Some(_) => Token::retake(place, &claim, &pace, room, attempts)?,
+            Some(_) => Token::retake(place, &claim, &pace, room, self.sent.is_some())?,
         };
         self.moved = Some(token.moved());
         let proven = self.prove(place, &mut token);
@@ -113,15 +123,8 @@ impl Publication {
             Ok((volume.path()?, identity))
         }) {
             Ok((path, identity)) => self.commit(token, path, identity),
-            Err(error) => Err(self.withdraw(place, token, error)),
+            Err(error) => Err(self.withdraw(token, error)),
         }
-    }
-
-    fn room(&self) -> Result<usize, CallError> {
-        let marker = self.image.marker(&self.source);
-        let parts = marker.render_in_two(&self.claim.nonce, &self.claim.writer);
-        let [_, rest] = parts.map_err(|why| Fault::new(FaultKind::StateFailed, why))?;
-        Ok(rest.len())
     }
 
     /// The base is what it should be: says so. Once that is on its way, it may arrive
@@ -152,26 +155,49 @@ impl Publication {
         token: &mut Token<'_>,
     ) -> Result<(StorageVol, Volume), CallError> {
         let (volume, offset) = self.begin(place, token)?;
-        self.upload(place.0, token, &volume, offset)?;
-        self.pace.passed(Step::Uploaded);
-        let before = Facts::of(&volume)?.identity;
-        let found = self.transfer.hash(place.0, &volume, &mut |_| token.beat())?;
-        // What was written meanwhile shows in the time.
-        let after = Facts::of(&volume)?.identity;
-        if found == self.image.content() && before == after {
-            return Ok((volume, after));
+        let (identity, mut found) = self.send(place.0, token, &volume, offset)?;
+        if found == self.image.content() {
+            return Ok((volume, identity));
         }
-        let path = volume.path()?;
-        Err(self.wrong(&path, &found.to_string()).into())
+        let mut volume = volume;
+        if std::mem::take(&mut self.unfinished) {
+            // What backs onto it misses another.
+            self.delete_base(token)?;
+            volume = self.create(place.1, token)?.0;
+            let identity;
+            (identity, found) = self.send(place.0, token, &volume, 0)?;
+            if found == self.image.content() {
+                return Ok((volume, identity));
+            }
+        }
+        Err(self.wrong(&volume.path()?, found).into())
+    }
+
+    /// Sends what is missing, and reads all of it back.
+    fn send(
+        &mut self,
+        connection: &Connect,
+        token: &mut Token<'_>,
+        volume: &StorageVol,
+        offset: u64,
+    ) -> Result<(Volume, Sha256Digest), CallError> {
+        self.upload(connection, token, volume, offset)?;
+        self.pace.passed(Step::Uploaded);
+        let before = Facts::of(volume)?.identity;
+        let found = self.transfer.hash(connection, volume, &mut |_| token.beat())?;
+        let after = Facts::of(volume)?.identity;
+        if before == after {
+            return Ok((after, found));
+        }
+        let text = format!("{} was written to while it was read back", volume.path()?);
+        Err(Fault::new(FaultKind::PoolUnavailable, text).into())
     }
 
     /// The base at `path` has the sha256 `found`, which is not what it should be.
-    fn wrong(&mut self, path: &str, found: &str) -> Fault {
+    fn wrong(&self, path: &str, found: Sha256Digest) -> Fault {
         let begins = format!("{path} reads back with the sha256 {found}");
         let wanted = self.image.content();
         if self.used_by.is_empty() {
-            // What was sent is of no use to anybody.
-            self.sent = self.sent.or(Some(0));
             let way = "check the disk of its pool, and who else writes there";
             let text = format!("{begins} instead of {wanted}: {way}");
             return Fault::new(FaultKind::PoolUnavailable, text);
@@ -194,7 +220,7 @@ impl Publication {
         if let Some(sent) = self.sent {
             return match volumes::file(place.1, base)? {
                 None => self.create(place.1, token),
-                Some((volume, _)) if sent == size => Ok((volume, size)),
+                Some((volume, _)) if self.arrived => Ok((volume, size)),
                 Some((volume, _)) => Ok((volume, sent.saturating_sub(ON_ITS_WAY))),
             };
         }
@@ -205,22 +231,18 @@ impl Publication {
                 self.check_missed(&path.display().to_string())?;
                 self.create(place.1, token)
             }
-            Some(_) if self.used_by.is_empty() || self.was_never_complete() => {
+            Some(_) if self.used_by.is_empty() => {
                 // Whoever began it may be writing to it still, so this one goes.
-                token.delete_base()?;
+                self.delete_base(token)?;
                 self.create(place.1, token)
             }
             // A base that something uses is never written to, whatever its marker says;
             // it can be just what it should be, and have lost its marker.
-            Some((volume, _)) => Ok((volume, size)),
+            Some((volume, _)) => {
+                self.unfinished = self.replaced.as_deref().is_some_and(is_half_made);
+                Ok((volume, size))
+            }
         }
-    }
-
-    /// Whether what is there was begun and not completed, and nothing says that it is used
-    /// all the same. A guest that runs would.
-    fn was_never_complete(&self) -> bool {
-        let marker = self.replaced.as_deref();
-        !self.used_by.is_named() && marker.is_some_and(|bytes| pending_writer(bytes).is_some())
     }
 
     /// A base that has gone from under what backs onto it comes back only as what it was.
@@ -242,20 +264,12 @@ impl Publication {
         token: &mut Token<'_>,
     ) -> Result<(StorageVol, u64), CallError> {
         let (size, base) = (self.image.size(), &self.claim.base);
-        let volume = NewVolume {
-            name: base,
-            // As raw and of exactly its length: libvirt would write a header of its own.
-            format: "raw",
-            capacity: size,
-            allocation: size,
-            mode: Some("0444"),
-            backing: None,
-        };
-        let Some(volume) = volume.create(pool)? else {
+        token.making()?;
+        let Some(volume) = NewVolume::published(base, size).create(pool)? else {
             return Err(busy(&format!("somebody else has just made {base}")).into());
         };
         // What is there now is nobody's but ours.
-        (self.sent, self.used_by) = (Some(0), Users::default());
+        (self.sent, self.arrived, self.used_by) = (Some(0), false, Users::default());
         self.pace.passed(Step::Allocated);
         // A disk may take its time to set so much aside.
         token.renew()?;
@@ -277,7 +291,7 @@ impl Publication {
         let digest = transfer.upload(connection, volume, image, offset, &mut |done| {
             if done == offset {
                 // The file that it goes to is ours, if the marker still is.
-                return token.confirm();
+                return token.confirm().map(drop);
             }
             *sent = Some(done);
             pace.passed(Step::Sent(done));
@@ -285,6 +299,7 @@ impl Publication {
             *moved = Some(token.moved());
             Ok(())
         })?;
+        self.arrived = true;
         let (base, bytes, time) = (&self.claim.base, self.image.size() - offset, began.elapsed());
         tracing::info!("{base}: {bytes} bytes were uploaded in {:.3} s", time.as_secs_f64());
         if offset > 0 || digest == self.image.content() {
@@ -298,8 +313,8 @@ impl Publication {
 
     /// Takes back what was begun, unless it is somebody else's by now or the connection
     /// has gone: then it can go on, or is swept later.
-    fn withdraw(&mut self, place: Place<'_>, mut token: Token<'_>, error: CallError) -> CallError {
-        if !place.0.is_alive().unwrap_or(false) {
+    fn withdraw(&mut self, token: Token<'_>, error: CallError) -> CallError {
+        if !token.is_connected() {
             return error;
         }
         // Then what went wrong was said of another's base.
@@ -308,24 +323,29 @@ impl Publication {
         }
         self.pace.passed(Step::Withdrawing);
         self.moved = None;
-        let removed = match self.sent {
-            Some(_) => self.remove_base(place, &mut token),
-            None => Ok(()),
-        };
-        if removed.and_then(|()| token.release()).is_err() {
+        if self.take_back(token).is_err() {
             let base = &self.claim.base;
             tracing::warn!("what was begun of {base} could not be taken back; it is swept later");
         }
         error
     }
 
-    /// Removes what was sent, unless somebody has begun to use it regardless.
-    fn remove_base(&self, place: Place<'_>, token: &mut Token<'_>) -> Result<(), CallError> {
-        let path = host::pool_path(place.1)?.join(&self.claim.base);
-        let users = users::of_base(place.0, place.1, &path, &mut || token.beat())?;
-        if users.is_named() {
+    fn take_back(&mut self, mut token: Token<'_>) -> Result<(), CallError> {
+        if self.sent.is_some() {
+            self.delete_base(&mut token)?;
+        }
+        // Nothing but its marker tells what it was that is missed.
+        if self.claim.by.held.is_some() {
             return Ok(());
         }
-        token.delete_base()
+        token.release()
+    }
+
+    fn delete_base(&mut self, token: &mut Token<'_>) -> Result<(), CallError> {
+        self.deleting = true;
+        let deleted = token.delete_base();
+        // What libvirt has answered is over, one way or the other.
+        self.deleting = deleted.is_err() && !token.is_connected();
+        deleted
     }
 }

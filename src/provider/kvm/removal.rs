@@ -18,8 +18,8 @@ use super::transfer::read_marker;
 use super::volumes;
 use super::{host, marked, users};
 use crate::image::{
-    self, ImageSource, Leftover, Marker, MarkerState, Spool, base_file_name, base_of_marker,
-    can_be_of, marker_file_name,
+    self, ImageSource, Leftover, MARKER_VOLUME_SIZE, MarkerState, Pending, Spool, base_file_name,
+    base_of_marker, can_be_of, marker_file_name,
 };
 use crate::model::{EntryName, Fault, FaultKind, ImageFormat, ImageKey};
 
@@ -135,7 +135,7 @@ impl Removal {
             // Without a marker, only the name says whose it is; and a file that was never
             // a marker may be anybody's.
             MarkerState::Garbage
-                if can_be_of(base, &self.entry) && Marker::writer_of(&found.bytes).is_some() =>
+                if can_be_of(base, &self.entry) && Pending::of(&found.bytes).is_some() =>
             {
                 match self.sightings.check(base, &found.bytes, &self.spool, &self.pace) {
                     Ok(()) => Some(
@@ -156,14 +156,35 @@ impl Removal {
         if found.marker == MarkerState::Garbage {
             self.sightings.check(base, &found.bytes, &self.spool, &self.pace)?;
         }
+        // Before its marker goes, which gives a block or two back: without one, it could
+        // not be told from debris.
+        let needed = MARKER_VOLUME_SIZE.saturating_sub(found.bytes.len().next_multiple_of(4096));
+        volumes::check_room(pool, &marker_file_name(base), needed as u64)?;
         if found.marker != MarkerState::Absent {
             marked::remove(connection, pool, base, &found.bytes)?;
             self.pace.passed(Step::Unmarked);
         }
         let nonce = Uuid::new_v4().to_string();
-        let _alive = self.spool.begin(&nonce);
-        let claim = Claim { base: base.to_owned(), nonce, writer: self.writer.clone() };
-        let mut token = Token::take(place, &claim, &self.pace, found.bytes.len())?;
+        let alive = self.spool.begin(&nonce);
+        let by = Pending { nonce, writer: self.writer.clone(), held: None };
+        let removed = self.remove_unmarked(place, &Claim { base: base.to_owned(), by }, found);
+        if removed.is_err() && !connection.is_alive().unwrap_or(false) {
+            alive.linger(self.pace.lease);
+        }
+        removed
+    }
+
+    fn remove_unmarked(
+        &self,
+        place: Place<'_>,
+        claim: &Claim,
+        found: &Found,
+    ) -> Result<(), CallError> {
+        let room = match &found.marker {
+            MarkerState::Valid(marker) => claim.room(marker)?,
+            _ => 0,
+        };
+        let mut token = Token::take(place, claim, &self.pace, room)?;
         let unused = refuse_if_used(place, found, &mut || token.beat());
         match (unused, &found.marker) {
             (Ok(()), _) => {

@@ -19,16 +19,26 @@ use super::removal::Removal;
 use super::token::Claim;
 use super::transfer::Transfer;
 use super::volumes::{self, NewVolume};
-use super::{Publisher, appeared, host, inventory, users};
+use super::{Publisher, adoption, appeared, host, inventory, users};
 use crate::config::ProviderSettings;
-use crate::image::{Fetcher, ImageSource, Leftover, Progress, Sighting, Spool, Stage};
+use crate::image::{Fetcher, ImageSource, Leftover, Pending, Progress, Sighting, Spool, Stage};
 use crate::model::{Fault, FaultKind, ImageKey, Pin, Sha256Digest};
 use crate::store::BaseRef;
 
-/// Bases that may be on their way at once, to whichever hosts.
-static UPLOADS: Semaphore = Semaphore::const_new(8);
+/// Bases that may be on their way at once beside the first of each entry, which no other
+/// entry ever waits for.
+static FURTHER: Semaphore = Semaphore::const_new(8);
+/// What volumes are called that are made to see whether they can be.
+const CHECK: &str = "proxyd-check-";
 /// The wait before a broken publication is gone on with.
 const PAUSE: Duration = Duration::from_secs(2);
+
+/// A marker that stands where another one is to be.
+struct Replaced {
+    bytes: Vec<u8>,
+    /// What the base was, if something backs onto it.
+    held: Option<Sha256Digest>,
+}
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -40,6 +50,8 @@ pub(super) struct Storage {
     sightings: Arc<Sightings>,
     /// Images that this entry may have on their way at once.
     turns: Arc<Semaphore>,
+    /// Of these, the first.
+    first: Arc<Semaphore>,
 }
 
 impl Storage {
@@ -50,8 +62,9 @@ impl Storage {
         pace: Pace,
     ) -> Self {
         let turns = Arc::new(Semaphore::new(settings.max_concurrent));
+        let first = Arc::new(Semaphore::new(1));
         let (pace, sightings) = (Arc::new(pace), Arc::default());
-        Self { settings, link, spool, pace, sightings, turns }
+        Self { settings, link, spool, pace, sightings, turns, first }
     }
 
     async fn run<T: Send + 'static>(
@@ -99,14 +112,14 @@ impl Storage {
             }
             Finding::Unproven(base, old) => self.prove(source, base, old, progress, cancel).await,
             Finding::Missing => self.publish(source, None, progress, cancel).await,
-            Finding::Pending(bytes) => {
+            Finding::Pending(bytes, held) => {
                 self.sightings.check(&source.base_name(), &bytes, &self.spool, &self.pace)?;
-                self.publish(source, Some(bytes), progress, cancel).await
+                let replaced = Some(Replaced { bytes, held });
+                self.publish(source, replaced, progress, cancel).await
             }
-            Finding::Lost(bytes, digest) => {
-                let pin = digest.map_or_else(|| source.pin.clone(), Pin::Digest);
-                let source = ImageSource { pin, ..source.clone() };
-                self.publish(&source, Some(bytes), progress, cancel).await
+            Finding::Lost(bytes, held) => {
+                let replaced = Some(Replaced { bytes, held });
+                self.publish(source, replaced, progress, cancel).await
             }
         }
     }
@@ -153,7 +166,8 @@ impl Storage {
         if good {
             return Ok(base);
         }
-        self.publish(source, Some(judged), progress, cancel).await
+        let replaced = Some(Replaced { bytes: judged, held: None });
+        self.publish(source, replaced, progress, cancel).await
     }
 
     /// Downloads, or has it in the spool already, and publishes from there, in place of
@@ -161,32 +175,43 @@ impl Storage {
     async fn publish(
         &self,
         source: &ImageSource,
-        replaced: Option<Vec<u8>>,
+        replaced: Option<Replaced>,
         progress: &Progress,
         cancel: &CancellationToken,
     ) -> Result<BaseRef, Fault> {
+        let held = replaced.as_ref().and_then(|replaced| replaced.held);
+        let pin = held.map_or_else(|| source.pin.clone(), Pin::Digest);
+        let source = &ImageSource { pin, ..source.clone() };
+        if let Some(base) = self.adopt(source, replaced.as_ref(), progress, cancel).await? {
+            return Ok(base);
+        }
         let image = Arc::new(self.spool.fetch(source, progress, cancel).await?);
         let turn = self.turns.clone().acquire_owned();
         // It is never closed.
         let _turn = unless_called_off(cancel, turn).await?.ok();
-        let claim = self.claim(source.base_name())?;
-        let _alive = self.spool.begin(&claim.nonce);
+        let claim = self.claim(source.base_name(), held)?;
+        let alive = self.spool.begin(&claim.by.nonce);
+        let replaced = replaced.map(|replaced| replaced.bytes);
         let transfer = Transfer::new(progress, cancel);
         let subject = Subject { source: source.clone(), image: image.clone(), claim, replaced };
         let work = Publication::new(subject, &self.pace, transfer);
         let work = Arc::new(Mutex::new(work));
-        let held = |work: &Mutex<Publication>| {
+        let state = |work: &Mutex<Publication>| {
             let work = work.lock().unwrap_or_else(PoisonError::into_inner);
-            (work.can_go_on(), work.is_copy_damaged())
+            (work.can_go_on(), work.is_copy_damaged(), work.is_unsure())
         };
         loop {
             let fault = match self.attempt(&work, cancel).await {
                 Ok(base) => return Ok(base),
                 Err(fault) => fault,
             };
-            let (can_go_on, copy_damaged) = held(&work);
+            let (can_go_on, copy_damaged, unsure) = state(&work);
             if copy_damaged {
                 self.spool.discard(source, &image).await?;
+            }
+            if unsure {
+                alive.linger(self.pace.lease);
+                return Err(fault);
             }
             if fault.kind != FaultKind::ProviderUnavailable || !can_go_on {
                 return Err(fault);
@@ -204,7 +229,11 @@ impl Storage {
     ) -> Result<BaseRef, Fault> {
         // Who can't be reached does not get as far as to take a slot from others.
         self.run(|_, _| Ok(())).await?;
-        let _slot = unless_called_off(cancel, UPLOADS.acquire()).await?.ok();
+        let first = self.first.try_acquire();
+        let _slot = match &first {
+            Ok(_) => None,
+            Err(_) => unless_called_off(cancel, FURTHER.acquire()).await?.ok(),
+        };
         let work = work.clone();
         self.bulk(move |connection, pool| {
             work.lock().unwrap_or_else(PoisonError::into_inner).run((connection, pool))
@@ -212,8 +241,40 @@ impl Storage {
         .await
     }
 
-    fn claim(&self, base: String) -> Result<Claim, Fault> {
-        Ok(Claim { base, nonce: Uuid::new_v4().to_string(), writer: self.spool.writer()? })
+    /// Uses what is there, if it is just what is asked for.
+    async fn adopt(
+        &self,
+        source: &ImageSource,
+        replaced: Option<&Replaced>,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<Option<BaseRef>, Fault> {
+        let Some(digest) = source.pin.digest() else { return Ok(None) };
+        let (name, bytes) = (source.base_name(), replaced.map(|replaced| replaced.bytes.clone()));
+        let there = {
+            let name = name.clone();
+            self.run(move |_, pool| {
+                volumes::refresh(pool)?;
+                Ok(volumes::file(pool, &name)?.is_some())
+            })
+        };
+        if !there.await? {
+            return Ok(None);
+        }
+        let claim = self.claim(name, replaced.and_then(|replaced| replaced.held))?;
+        let _alive = self.spool.begin(&claim.by.nonce);
+        let (pace, source) = (self.pace.clone(), source.clone());
+        let transfer = Transfer::new(progress, cancel);
+        self.bulk(move |connection, pool| {
+            let work = (&claim, &pace);
+            adoption::adopt((connection, pool), &source, digest, bytes.as_deref(), work, &transfer)
+        })
+        .await
+    }
+
+    fn claim(&self, base: String, held: Option<Sha256Digest>) -> Result<Claim, Fault> {
+        let nonce = Uuid::new_v4().to_string();
+        Ok(Claim { base, by: Pending { nonce, writer: self.spool.writer()?, held } })
     }
 
     fn removal(&self) -> Result<Removal, Fault> {
@@ -296,16 +357,15 @@ impl Publisher for Storage {
 
     async fn writable(&self) -> Result<String, Fault> {
         self.run(|_, pool| {
-            let name = format!("proxyd-check-{}", Uuid::new_v4().simple());
-            let volume = NewVolume {
-                name: &name,
-                format: "raw",
-                capacity: 4096,
-                allocation: 4096,
-                mode: None,
-                backing: None,
-            };
-            volume.create(pool)?.ok_or_else(|| appeared(&name))?;
+            for volume in pool.list_all_volumes(0)? {
+                let name = volume.name()?;
+                if name.starts_with(CHECK) {
+                    // Of a check that was cut short.
+                    volumes::delete(pool, &name)?;
+                }
+            }
+            let name = format!("{CHECK}{}", Uuid::new_v4().simple());
+            NewVolume::file(&name, 4096).create(pool)?.ok_or_else(|| appeared(&name))?;
             volumes::delete(pool, &name)?;
             Ok("bases are published through libvirt".into())
         })

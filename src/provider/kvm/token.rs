@@ -11,30 +11,37 @@ use std::time::Duration;
 
 use virt::connect::Connect;
 use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
 use super::connection::CallError;
 use super::pace::{Pace, Step, busy, now};
 use super::transfer::read_marker;
 use super::volumes::{self, NewVolume};
-use crate::image::{MARKER_VOLUME_SIZE, Marker, marker_file_name, pending};
+use crate::image::{MAKING, MARKER_VOLUME_SIZE, Marker, Pending, marker_file_name};
 use crate::model::{Fault, FaultKind};
 
 /// Room that is left for the marker's identity, which is known last.
 const RESERVE: usize = 256;
-/// What moves a marker, another thing each time that it is taken up again: it is white
-/// space to JSON.
-const BEATS: [u8; 3] = [b' ', b'\t', b'\n'];
+/// What moves a marker: white space to JSON, and another one than stands there.
+const BEAT: u8 = b' ';
+const OTHER_BEAT: u8 = b'\t';
 
 /// Who works on a base.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
     /// The file name of the base.
     pub(super) base: String,
-    /// Tells this work from any other.
-    pub(super) nonce: String,
-    /// The daemon.
-    pub(super) writer: String,
+    /// What its marker begins with.
+    pub(super) by: Pending,
+}
+
+impl Claim {
+    /// Bytes that a marker takes beside what it begins with.
+    pub(super) fn room(&self, marker: &Marker) -> Result<usize, CallError> {
+        let [_, rest] = marker.render_in_two(&self.by).map_err(misfit)?;
+        Ok(rest.len())
+    }
 }
 
 /// The right to work on a base.
@@ -48,7 +55,8 @@ pub(super) struct Token<'a> {
     sent: usize,
     /// Bytes of it that are kept free for its end.
     rest: usize,
-    beat: u8,
+    /// What stood there before.
+    old: Vec<u8>,
     /// When the marker was last moved.
     moved: Duration,
 }
@@ -65,56 +73,88 @@ impl<'a> Token<'a> {
         room: usize,
     ) -> Result<Self, CallError> {
         let size = MARKER_VOLUME_SIZE as u64;
-        let volume = NewVolume {
-            name: &marker_file_name(&claim.base),
-            format: "raw",
-            capacity: size,
-            allocation: size,
-            mode: Some("0444"),
-            backing: None,
-        };
-        let Some(volume) = volume.create(pool)? else {
+        let marker = marker_file_name(&claim.base);
+        let Some(volume) = NewVolume::published(&marker, size).create(pool)? else {
             return Err(busy(&format!("somebody else has begun to work on {}", claim.base)).into());
         };
-        let stream = Stream::new(connection, 0)?;
-        volume.upload(&stream, 0, size, 0)?;
-        let beat = BEATS[0];
-        Self { connection, pool, claim, pace, stream, sent: 0, rest: room, beat, moved: now() }
-            .open()
+        let taken = Self::at((connection, pool), claim, pace, room, &volume, Vec::new());
+        let opened = taken.and_then(Self::open);
+        if opened.is_err() {
+            // Nobody else does, before a long time is over.
+            let _ = volumes::delete(pool, &marker);
+        }
+        opened
     }
 
-    /// Takes it up again over another connection, as the `again`th time.
+    /// Opens the upload to the marker, which is at `volume`.
+    fn at(
+        (connection, pool): (&'a Connect, &'a StoragePool),
+        claim: &'a Claim,
+        pace: &'a Arc<Pace>,
+        rest: usize,
+        volume: &StorageVol,
+        old: Vec<u8>,
+    ) -> Result<Self, CallError> {
+        let stream = Stream::new(connection, 0)?;
+        volume.upload(&stream, 0, MARKER_VOLUME_SIZE as u64, 0)?;
+        Ok(Self { connection, pool, claim, pace, stream, sent: 0, rest, old, moved: now() })
+    }
+
+    /// Takes it up again over another connection; its base is `made` or isn't.
     ///
     /// # Errors
     /// `Busy` when somebody else has taken over.
     pub(super) fn retake(
-        (connection, pool): (&'a Connect, &'a StoragePool),
+        place: (&'a Connect, &'a StoragePool),
         claim: &'a Claim,
         pace: &'a Arc<Pace>,
         room: usize,
-        again: usize,
+        made: bool,
     ) -> Result<Self, CallError> {
-        let Some(volume) = volumes::lookup(pool, &marker_file_name(&claim.base))? else {
+        let Some(volume) = volumes::lookup(place.1, &marker_file_name(&claim.base))? else {
             return Err(taken_over(&claim.base).into());
         };
         // In this order: the upload is bound to a file, and then that is found to be ours.
-        let stream = Stream::new(connection, 0)?;
-        volume.upload(&stream, 0, MARKER_VOLUME_SIZE as u64, 0)?;
-        let beat = BEATS[again % BEATS.len()];
-        let token =
-            Self { connection, pool, claim, pace, stream, sent: 0, rest: room, beat, moved: now() };
-        token.confirm()?;
+        let mut token = Self::at(place, claim, pace, room, &volume, Vec::new())?;
+        token.old = token.confirm()?;
         let mut token = token.open()?;
+        if made {
+            token.send(&[MAKING])?;
+        }
         // What was sent is what was there already: this is what moves.
+        let beat = if token.stands() == Some(OTHER_BEAT) { BEAT } else { OTHER_BEAT };
         token.send(&[beat])?;
         Ok(token)
     }
 
     fn open(mut self) -> Result<Self, CallError> {
-        let pending = pending(&self.claim.nonce, &self.claim.writer).map_err(misfit)?;
+        let pending = self.claim.by.render().map_err(misfit)?;
         self.send(&pending)?;
         self.pace.passed(Step::Begun);
         Ok(self)
+    }
+
+    /// What stands where the next byte goes.
+    fn stands(&self) -> Option<u8> {
+        self.old.get(self.sent).copied()
+    }
+
+    fn has_room(&self) -> bool {
+        self.sent + self.rest + RESERVE < MARKER_VOLUME_SIZE
+    }
+
+    /// From now on its base is being made.
+    pub(super) fn making(&mut self) -> Result<(), CallError> {
+        self.send(&[MAKING])
+    }
+
+    fn move_on(&mut self) -> Result<(), CallError> {
+        // A token that has no room left to move lives on for the lease.
+        if !self.has_room() {
+            return Ok(());
+        }
+        let beat = if self.stands() == Some(BEAT) { OTHER_BEAT } else { BEAT };
+        self.send(&[beat])
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), CallError> {
@@ -138,23 +178,18 @@ impl<'a> Token<'a> {
         if still > self.pace.lease {
             return Err(held_up(&self.claim.base, still).into());
         }
-        // A token that has no room left to move lives on for the lease.
-        if still >= self.pace.beat && self.sent + self.rest + RESERVE < MARKER_VOLUME_SIZE {
-            self.send(&[self.beat])?;
+        if still >= self.pace.beat {
+            self.move_on()?;
         }
         Ok(())
     }
 
-    /// Makes sure that the marker at the name still is this one.
+    /// Makes sure that the marker at the name still is this one, and gives its bytes.
     ///
     /// # Errors
     /// `Busy` when somebody else has taken over.
-    pub(super) fn confirm(&self) -> Result<(), CallError> {
-        let (_, bytes) = read_marker(self.connection, self.pool, &self.claim.base)?;
-        match Marker::writer_of(&bytes) {
-            Some((nonce, _)) if nonce == self.claim.nonce => Ok(()),
-            _ => Err(taken_over(&self.claim.base).into()),
-        }
+    pub(super) fn confirm(&self) -> Result<Vec<u8>, CallError> {
+        confirm((self.connection, self.pool), self.claim)
     }
 
     /// Shows that its holder lives, after a call that may have taken longer than the
@@ -164,16 +199,13 @@ impl<'a> Token<'a> {
     /// `Busy` when somebody else has taken over meanwhile.
     pub(super) fn renew(&mut self) -> Result<(), CallError> {
         self.confirm()?;
-        if self.sent + self.rest + RESERVE < MARKER_VOLUME_SIZE {
-            self.send(&[self.beat])?;
-        }
-        Ok(())
+        self.move_on()
     }
 
     /// Completes the marker, and makes sure that it still is the one at its name. That
     /// its holder was held up does not matter: what it sends goes to its own file.
     pub(super) fn commit(mut self, marker: &Marker) -> Result<(), CallError> {
-        let parts = marker.render_in_two(&self.claim.nonce, &self.claim.writer).map_err(misfit)?;
+        let parts = marker.render_in_two(&self.claim.by).map_err(misfit)?;
         let [_, mut rest] = parts;
         let left = MARKER_VOLUME_SIZE - self.sent;
         if rest.len() > left {
@@ -184,11 +216,12 @@ impl<'a> Token<'a> {
         self.pace.passed(Step::Completed);
         let Self { connection, pool, claim, stream, .. } = self;
         stream.finish()?;
-        let (_, bytes) = read_marker(connection, pool, &claim.base)?;
-        match Marker::writer_of(&bytes) {
-            Some((nonce, _)) if nonce == claim.nonce => Ok(()),
-            _ => Err(taken_over(&claim.base).into()),
-        }
+        confirm((connection, pool), claim)?;
+        Ok(())
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.is_alive().unwrap_or(false)
     }
 
     /// Deletes the base, which nothing uses.
@@ -217,6 +250,14 @@ impl<'a> Token<'a> {
             return Err(held_up(&self.claim.base, still).into());
         }
         work()
+    }
+}
+
+fn confirm(place: (&Connect, &StoragePool), claim: &Claim) -> Result<Vec<u8>, CallError> {
+    let (_, bytes) = read_marker(place.0, place.1, &claim.base)?;
+    match Pending::of(&bytes) {
+        Some(by) if by.nonce == claim.by.nonce => Ok(bytes),
+        _ => Err(taken_over(&claim.base).into()),
     }
 }
 

@@ -11,7 +11,7 @@ use virt::storage_pool::StoragePool;
 use virt::sys;
 
 use super::connection::{CallError, Link, found, is};
-use super::volumes::{self, Facts};
+use super::volumes::{self, Backing, Facts};
 use crate::image::{BaseUsers, DomainDisk};
 use crate::model::{Fault, FaultKind};
 
@@ -77,14 +77,18 @@ pub(super) fn of_base(
     let mut users = Users::default();
     // A pool's directory can be reached by more than one path.
     let perhaps = |path: &Path| path.file_name() == base.file_name();
+    let is_known = |file: &Path| all.iter().any(|(path, _)| path == file);
     for (path, backing) in &all {
-        let name = || path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        match backing {
-            Some(backing) if backing == base => users.certain.push(name()),
-            Some(backing) if perhaps(backing) => {
-                users.namesakes.push(format!("perhaps {}", path.display()));
-            }
-            _ => {}
+        let Some(Backing { path: backing, may_back }) = backing else { continue };
+        if backing == base {
+            let name = path.file_name().unwrap_or_default();
+            users.certain.push(name.to_string_lossy().into_owned());
+        } else if perhaps(backing) {
+            users.namesakes.push(format!("perhaps {}", path.display()));
+        } else if *may_back && !is_known(backing) {
+            users
+                .hidden
+                .push(hidden(&format!("perhaps {}, whose backing file", path.display()), backing));
         }
     }
     for (domain, disk) in domain_disks(connection)? {
@@ -93,12 +97,8 @@ pub(super) fn of_base(
             users.certain.push(format!("domain {domain}"));
         } else if perhaps(&disk.file) {
             users.namesakes.push(format!("perhaps domain {domain}"));
-        } else if disk.hidden && !all.iter().any(|(path, _)| *path == disk.file) {
-            users.hidden.push(format!(
-                "perhaps domain {domain}, whose disk {} is in no active storage pool, so that \
-                 libvirt does not tell what it backs onto (define a pool over its directory)",
-                disk.file.display()
-            ));
+        } else if disk.hidden && !is_known(&disk.file) {
+            users.hidden.push(hidden(&format!("perhaps domain {domain}, whose disk"), &disk.file));
         }
     }
     for list in [&mut users.certain, &mut users.namesakes, &mut users.hidden] {
@@ -108,8 +108,16 @@ pub(super) fn of_base(
     Ok(users)
 }
 
+fn hidden(who: &str, file: &Path) -> String {
+    format!(
+        "{who} {} is in no active storage pool, so that libvirt does not tell what it backs onto \
+         (have an active pool over its directory)",
+        file.display()
+    )
+}
+
 /// A volume's path, and what it backs onto.
-type Backed = (PathBuf, Option<PathBuf>);
+type Backed = (PathBuf, Option<Backing>);
 
 /// Every volume of every active pool.
 fn all_volumes(connection: &Connect, beat: Beat<'_>) -> Result<Vec<Backed>, CallError> {
@@ -140,7 +148,8 @@ fn volumes_of(pool: &StoragePool, beat: Beat<'_>) -> Result<Vec<Backed>, CallErr
 
 /// The disks of all domains, with as much of their backing chains as their XML tells.
 fn disks(connection: &Connect) -> Result<Vec<DomainDisk>, CallError> {
-    let all = domain_disks(connection)?.into_iter();
+    // Where one in a pool that is not active would be, nobody knows.
+    let all = domain_disks(connection)?.into_iter().filter(|(_, disk)| disk.file.is_absolute());
     Ok(all.map(|(domain, disk)| DomainDisk { domain, file: disk.file }).collect())
 }
 
@@ -176,7 +185,10 @@ fn disks_of(connection: &Connect, domain: &Domain) -> Result<Vec<(String, Disk)>
     for (source, hidden) in named {
         let file = match source {
             Source::File(file) => Some(file),
-            Source::Volume { pool, volume } => volume_path(connection, &pool, &volume)?,
+            // Of one in a pool that is not active, no more is known than its name.
+            Source::Volume { pool, volume } => {
+                Some(volume_path(connection, &pool, &volume)?.unwrap_or_else(|| volume.into()))
+            }
         };
         disks.extend(file.map(|file| (name.clone(), Disk { file, hidden })));
     }
@@ -245,7 +257,7 @@ fn attribute(element: &BytesStart<'_>, name: &str) -> Option<String> {
 }
 
 fn source(element: &BytesStart<'_>) -> Option<Source> {
-    if let Some(file) = attribute(element, "file") {
+    if let Some(file) = attribute(element, "file").or_else(|| attribute(element, "dev")) {
         return Some(Source::File(file.into()));
     }
     Some(Source::Volume {

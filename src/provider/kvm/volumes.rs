@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
@@ -20,6 +21,10 @@ use crate::store::BaseRef;
 /// Bytes handed to libvirt at once: its RPC takes a quarter of a MiB per message.
 pub(super) const CHUNK: usize = 256 << 10;
 
+/// For how long a pool that has something else to do is asked again, and how often.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// What a new volume shall be.
 pub(super) struct NewVolume<'a> {
     pub(super) name: &'a str,
@@ -35,6 +40,19 @@ pub(super) struct NewVolume<'a> {
 }
 
 impl<'a> NewVolume<'a> {
+    /// A file of exactly `size` bytes, whatever is in it: of another format than raw,
+    /// libvirt would write a header of its own. All its room is set aside at once.
+    pub(super) fn file(name: &'a str, size: u64) -> Self {
+        let (capacity, allocation) = (size, size);
+        Self { name, format: "raw", capacity, allocation, mode: None, backing: None }
+    }
+
+    /// The same, for all to read and nobody to write: QEMU's user reads bases, and libvirt
+    /// gives those to it that a guest has used.
+    pub(super) fn published(name: &'a str, size: u64) -> Self {
+        Self { mode: Some("0444"), ..Self::file(name, size) }
+    }
+
     /// The overlay `name` of `size` bytes over `base`.
     pub(super) fn overlay(name: &'a str, base: &'a BaseRef, size: u64) -> Self {
         Self {
@@ -77,7 +95,7 @@ impl<'a> NewVolume<'a> {
         let xml = self.xml().map_err(|error| {
             Fault::new(FaultKind::StateFailed, format!("no volume XML: {error}"))
         })?;
-        self.check_room(pool)?;
+        check_room(pool, self.name, self.allocation)?;
         match StorageVol::create_xml(pool, &xml, 0) {
             Ok(volume) => Ok(Some(volume)),
             Err(error) if is(&error, ErrorNumber::StorageVolExist) => Ok(None),
@@ -92,24 +110,26 @@ impl<'a> NewVolume<'a> {
         if lookup(pool, self.name)?.is_some() {
             return Ok(None);
         }
-        self.check_room(pool)?;
+        check_room(pool, self.name, self.allocation)?;
         Err(pool_error(pool, error))
     }
+}
 
-    fn check_room(&self, pool: &StoragePool) -> Result<(), CallError> {
-        let available = pool.info()?.available;
-        if self.allocation <= available {
-            return Ok(());
-        }
-        let text = format!(
-            "the volume {} needs {} bytes and the pool {} has {available} left: free some, or \
-             give the pool more room",
-            self.name,
-            self.allocation,
-            pool.name()?
-        );
-        Err(Fault::new(FaultKind::NoSpace, text).into())
+/// Makes sure that `pool` has `bytes` left for the volume `name`.
+///
+/// # Errors
+/// `NoSpace`.
+pub(super) fn check_room(pool: &StoragePool, name: &str, bytes: u64) -> Result<(), CallError> {
+    let available = pool.info()?.available;
+    if bytes <= available {
+        return Ok(());
     }
+    let text = format!(
+        "the volume {name} needs {bytes} bytes and the pool {} has {available} left: free some, \
+         or give the pool more room",
+        pool.name()?
+    );
+    Err(Fault::new(FaultKind::NoSpace, text).into())
 }
 
 fn text(xml: &mut Writer<Vec<u8>>, name: &str, content: &str) -> io::Result<()> {
@@ -127,9 +147,22 @@ fn permissions(xml: &mut Writer<Vec<u8>>, mode: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Has libvirt take notice of what was laid into the pool, or taken out of it.
+/// Has libvirt take notice of what was laid into the pool, or taken out of it. While
+/// anybody has a volume made there, libvirt refuses that, by no error number of its own.
 pub(super) fn refresh(pool: &StoragePool) -> Result<(), CallError> {
-    pool.refresh(0).map_err(|error| pool_error(pool, &error))
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = pool.refresh(0) {
+        let passes = is(&error, ErrorNumber::InternalError) && is_alive(pool);
+        if !passes || Instant::now() > deadline {
+            return Err(pool_error(pool, &error));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+fn is_alive(pool: &StoragePool) -> bool {
+    pool.connect().and_then(|connection| connection.is_alive()).unwrap_or(false)
 }
 
 /// What libvirt tells of a volume, looking at its file.
@@ -140,7 +173,15 @@ pub(super) struct Facts {
     /// Its size on disk, and when it was last written.
     pub(super) identity: Volume,
     /// What it backs onto.
-    pub(super) backing: Option<PathBuf>,
+    pub(super) backing: Option<Backing>,
+}
+
+/// What a volume backs onto.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Backing {
+    pub(super) path: PathBuf,
+    /// Whether that, in turn, may back onto something.
+    pub(super) may_back: bool,
 }
 
 #[derive(Deserialize)]
@@ -166,6 +207,20 @@ struct Timestamps {
 #[derive(Deserialize)]
 struct BackingXml {
     path: Option<PathBuf>,
+    format: Option<FormatXml>,
+}
+
+#[derive(Deserialize)]
+struct FormatXml {
+    #[serde(rename = "@type")]
+    kind: String,
+}
+
+impl BackingXml {
+    fn backing(self) -> Option<Backing> {
+        let may_back = self.format.is_none_or(|format| format.kind != "raw");
+        Some(Backing { path: self.path?, may_back })
+    }
 }
 
 impl Facts {
@@ -185,7 +240,7 @@ impl Facts {
                 size: parsed.physical.unwrap_or_default(),
                 mtime_ns: mtime.unwrap_or_default(),
             },
-            backing: parsed.backing.and_then(|backing| backing.path),
+            backing: parsed.backing.and_then(BackingXml::backing),
         })
     }
 }
@@ -232,8 +287,7 @@ fn nanoseconds(time: &str) -> Option<i64> {
 /// the next for the time being, so it is always worth another try.
 fn pool_error(pool: &StoragePool, error: &Error) -> CallError {
     // That a connection broke is no word of the pool's.
-    let alive = pool.connect().and_then(|connection| connection.is_alive());
-    if !alive.unwrap_or(false) {
+    if !is_alive(pool) {
         return error.clone().into();
     }
     let name = pool.name().unwrap_or_default();
@@ -315,7 +369,8 @@ mod tests {
         let Ok(facts) = Facts::read(xml) else { panic!("unreadable") };
         assert!(facts.is_file);
         assert_eq!(facts.identity, Volume { size: 200, mtime_ns: 1_764_745_000_012_345_678 });
-        assert_eq!(facts.backing, Some("/p/a&b".into()));
+        let backing = Backing { path: "/p/a&b".into(), may_back: false };
+        assert_eq!(facts.backing, Some(backing));
         assert_eq!(nanoseconds("7"), Some(7_000_000_000));
         let Ok(facts) = Facts::read("<volume type='dir'><name>d</name></volume>") else {
             panic!("unreadable")

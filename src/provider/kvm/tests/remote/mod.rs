@@ -148,6 +148,16 @@ impl Writer {
         Self::with(settings(entry, "default"), self.spool.clone(), pace)
     }
 
+    /// Empties its spool, but for its name.
+    fn forget(&self) {
+        for file in std::fs::read_dir(self.spool.path().join("spool")).unwrap() {
+            let path = file.unwrap().path();
+            if path.is_file() && path.file_name().is_none_or(|name| name != "writer") {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
+
     async fn ensure(&self, source: &ImageSource) -> Result<BaseRef, Fault> {
         let (progress, cancel) = (Progress::default(), CancellationToken::new());
         let ensured = self.storage.ensure(source, &progress, &cancel);

@@ -123,14 +123,21 @@ async fn bases_are_let_go_of_only_when_nothing_uses_them() {
         assert_eq!(storage.prune(Vec::new(), true).await.unwrap(), []);
         assert!(matches!(marker_there(&base.file), MarkerState::Valid(_)));
     };
+    there("virsh -q pool-define-as asleep dir --target /srv/asleep");
     storage.overlay(&base, "proxy-evict.qcow2", 32 << 20).await.unwrap();
     used("proxy-evict.qcow2").await;
     there("virsh -q vol-delete --pool default proxy-evict.qcow2");
     for (disk, words) in [
         ("file='/srv/theirs/o.qcow2'", "no active storage pool"),
         ("pool='default' volume='base-evict-x.raw'", "used by domain theirs"),
+        ("pool='asleep' volume='o.qcow2'", "perhaps domain theirs, whose disk o.qcow2"),
+        ("dev='/dev/theirs'", "perhaps domain theirs, whose disk /dev/theirs"),
     ] {
-        let kind = if disk.starts_with("file") { "file" } else { "volume" };
+        let kind = match disk.split_once('=') {
+            Some(("file", _)) => "file",
+            Some(("dev", _)) => "block",
+            _ => "volume",
+        };
         there(&format!(
             "mkdir -p /srv/theirs; qemu-img create -q -f qcow2 -F raw -b {POOL}/{} \
              /srv/theirs/o.qcow2; echo \"<domain type='qemu'><name>theirs</name><memory>1024\
@@ -152,6 +159,13 @@ async fn bases_are_let_go_of_only_when_nothing_uses_them() {
         there(&format!("rm {POOL}/{0} {POOL}/{0}.json", fresh.file));
         there("virsh -q undefine theirs");
     }
+
+    // An overlay over one that no pool has.
+    there(&format!(
+        "qemu-img create -q -f qcow2 -F qcow2 -b /srv/theirs/o.qcow2 {POOL}/theirs-snap.qcow2"
+    ));
+    used("theirs-snap.qcow2, whose backing file /srv/theirs/o.qcow2").await;
+    there(&format!("rm {POOL}/theirs-snap.qcow2; virsh -q pool-undefine asleep"));
 
     // Damage: no overlay is made over it any more, and it is hashed before it is used.
     there(&format!("printf x | dd of={POOL}/{} bs=1 seek=9 conv=notrunc status=none", base.file));
