@@ -20,6 +20,20 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     result
 }
 
+/// Creates `path` with `bytes`, readable by the owner alone, unless it is there: then it
+/// is left as it is. Nobody ever sees half of it.
+pub fn create_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let parent = path.parent().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // A name of its own, for others may be about the same.
+    let staged = path.with_extension(format!("{}.tmp", uuid::Uuid::new_v4()));
+    let linked = stage(&staged, bytes).and_then(|()| std::fs::hard_link(&staged, path));
+    let _ = std::fs::remove_file(&staged);
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => File::open(parent)?.sync_all(),
+    }
+}
+
 fn stage(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file =
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;

@@ -7,8 +7,9 @@
 
 use std::collections::HashSet;
 use std::fs::{File, FileTimes};
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -34,6 +35,8 @@ pub struct Spool {
     most: u64,
     /// The publications that are under way in this process.
     alive: Arc<Mutex<HashSet<String>>>,
+    /// The daemon's name, once somebody has asked for it.
+    writer: Arc<Mutex<Option<String>>>,
 }
 
 /// An image in the spool, open: it stays readable even if the spool lets go of it.
@@ -96,7 +99,7 @@ impl Spooled {
 impl Spool {
     /// A spool in `directory`, which is made when first needed.
     pub fn new(directory: PathBuf) -> Self {
-        Self { directory, most: MOST_BYTES, alive: Arc::default() }
+        Self { directory, most: MOST_BYTES, alive: Arc::default(), writer: Arc::default() }
     }
 
     /// A name for this daemon that outlives it, by which it knows its own unfinished
@@ -106,19 +109,27 @@ impl Spool {
     /// `StateFailed`.
     pub fn writer(&self) -> Result<String, Fault> {
         let path = self.directory.join("writer");
-        let failed = |error: std::io::Error| {
+        self.named(&path).map_err(|error| {
             let text = format!("{} can't be used: {error}", path.display());
             Fault::new(FaultKind::StateFailed, text)
-        };
-        std::fs::create_dir_all(&self.directory).map_err(failed)?;
-        match std::fs::read_to_string(&path) {
-            Ok(text) if uuid::Uuid::parse_str(text.trim()).is_ok() => Ok(text.trim().to_owned()),
-            _ => {
-                let name = uuid::Uuid::new_v4().to_string();
-                crate::files::write_atomic(&path, name.as_bytes()).map_err(failed)?;
-                Ok(name)
-            }
+        })
+    }
+
+    /// The name in the file at `path`, made if there is none. Whoever asks gets the same
+    /// one, even if all ask for the first time at once.
+    fn named(&self, path: &Path) -> std::io::Result<String> {
+        let mut known = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = &*known {
+            return Ok(name.clone());
         }
+        std::fs::create_dir_all(&self.directory)?;
+        if name_in(path)?.is_none() {
+            crate::files::remove_durably(path)?;
+            crate::files::create_durably(path, uuid::Uuid::new_v4().to_string().as_bytes())?;
+        }
+        let name = name_in(path)?.ok_or(std::io::ErrorKind::InvalidData)?;
+        *known = Some(name.clone());
+        Ok(name)
     }
 
     /// Takes note that a publication is under way in this process.
@@ -225,6 +236,19 @@ impl Spool {
     }
 }
 
+/// The name in a file, if there is one.
+fn name_in(path: &Path) -> std::io::Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            Ok(Some(text.trim().to_owned()).filter(|name| uuid::Uuid::parse_str(name).is_ok()))
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 impl Drop for Alive {
     fn drop(&mut self) {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.nonce);
@@ -317,6 +341,45 @@ mod tests {
             let mut bases: Vec<_> = names.filter(|name| name.ends_with(".raw")).collect();
             bases.sort();
             bases
+        }
+    }
+
+    #[test]
+    fn all_that_ask_for_the_writers_name_at_once_get_the_same() {
+        let home = tempfile::tempdir().unwrap();
+        for round in 0..50 {
+            let directory = home.path().join(format!("spool-{round}"));
+            // As one daemon, and as two that share the directory.
+            let spools = [Spool::new(directory.clone()), Spool::new(directory)];
+            let start = std::sync::Barrier::new(16);
+            let names = std::thread::scope(|scope| {
+                let asking: Vec<_> = (0..16)
+                    .map(|number| {
+                        let (spool, start) = (&spools[number % 2], &start);
+                        scope.spawn(move || {
+                            start.wait();
+                            spool.writer().unwrap()
+                        })
+                    })
+                    .collect();
+                let names = asking.into_iter().map(|asking| asking.join().unwrap());
+                names.collect::<std::collections::BTreeSet<_>>()
+            });
+            assert_eq!(names.len(), 1, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn a_writers_name_outlives_the_daemon_and_damage_is_mended() {
+        let home = tempfile::tempdir().unwrap();
+        let name = || Spool::new(home.path().to_owned()).writer().unwrap();
+        let first = name();
+        assert_eq!(name(), first);
+        for damage in [&b"nobody"[..], b"\xff", b""] {
+            std::fs::write(home.path().join("writer"), damage).unwrap();
+            let mended = name();
+            assert_ne!(mended, first);
+            assert_eq!(name(), mended);
         }
     }
 
