@@ -13,7 +13,7 @@ sysusersdir = $(PREFIX)/lib/sysusers.d
 catalogdir  = $(PREFIX)/lib/systemd/catalog
 mandir      = $(datadir)/man
 
-.PHONY: help deps build install quick disks test soak bench lint demo demo-down clean
+.PHONY: help deps build install install-data quick disks nix test soak bench lint demo demo-down clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -25,7 +25,8 @@ help:
 ## make soak       the random tests at length, 200 deaths of the daemon among them
 ## make bench      the image cache against curl and sha256sum, uploads against virsh,
 ##                 and 1,000 Proxies
-## make lint       formatting and clippy, warnings denied
+## make nix        the NixOS module, with Debian's Nix and no network
+## make lint       formatting, clippy and dead code, warnings denied
 ## make build      the optimised daemon, in target/release
 ## make install    into $(DESTDIR)$(PREFIX)
 ## make deps       the Debian packages that building needs
@@ -40,6 +41,10 @@ build: deps
 install:
 	@test -x target/release/proxyd || { echo "make build comes first" >&2; exit 1; }
 	install -Dm0755 -t $(DESTDIR)$(bindir) target/release/proxyd target/release/proxyctl
+	$(MAKE) --no-print-directory install-data
+
+# All but the programs, which are there already: Cargo may have put them elsewhere.
+install-data:
 	install -d $(DESTDIR)$(unitdir)
 	sed 's|@bindir@|$(bindir)|' systemd/proxyd.service > $(DESTDIR)$(unitdir)/proxyd.service
 	install -Dm0644 systemd/proxyd.sysusers $(DESTDIR)$(sysusersdir)/proxyd.conf
@@ -55,11 +60,11 @@ install:
 	install -Dm0644 -t $(DESTDIR)$(mandir)/man8 docs/man/*.8
 	install -d $(addprefix $(DESTDIR)$(datadir)/,bash-completion/completions \
 	  zsh/site-functions fish/vendor_completions.d)
-	target/release/proxyctl completions bash \
+	$(DESTDIR)$(bindir)/proxyctl completions bash \
 	  > $(DESTDIR)$(datadir)/bash-completion/completions/proxyctl
-	target/release/proxyctl completions zsh \
+	$(DESTDIR)$(bindir)/proxyctl completions zsh \
 	  > $(DESTDIR)$(datadir)/zsh/site-functions/_proxyctl
-	target/release/proxyctl completions fish \
+	$(DESTDIR)$(bindir)/proxyctl completions fish \
 	  > $(DESTDIR)$(datadir)/fish/vendor_completions.d/proxyctl.fish
 	install -Dm0755 systemd/activate $(DESTDIR)$(datadir)/proxyd/activate
 
@@ -70,7 +75,10 @@ quick: deps
 disks: deps
 	$(CARGO) test --locked --lib image::tests::disk -- --ignored --test-threads=1
 
-test: build quick disks
+nix: build
+	nix/tests/run
+
+test: build quick disks nix
 	tests/lab/run
 
 soak: build
@@ -83,9 +91,16 @@ bench: build
 	$(CARGO) bench --locked --bench fleet
 	tests/lab/run --nocapture bench_upload
 
-lint: deps
+lint: deps target/tools/bin/nixfmt target/tools/bin/deadnix
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- --deny warnings
+	nix/tests/run lint
+
+target/tools/bin/nixfmt:
+	$(CARGO) install --quiet --locked --debug --root target/tools nixfmt_rs
+
+target/tools/bin/deadnix:
+	$(CARGO) install --quiet --locked --debug --root target/tools deadnix
 
 demo: build
 	@tests/lab/demo
