@@ -22,6 +22,15 @@ impl Host {
 
     /// The same with an environment for the lab's own program.
     pub fn up_with(name: &str, config: &Value, environment: &[(&str, &str)]) -> Self {
+        let host = Self::boot(name, environment);
+        host.install();
+        host.configure(config);
+        host.run("systemctl enable --quiet --now proxyd");
+        host
+    }
+
+    /// Boots a host that has no proxyd yet.
+    pub fn boot(name: &str, environment: &[(&str, &str)]) -> Self {
         lab(&["down", name]);
         let up = program().args(["up", name]).envs(environment.iter().copied()).output();
         let up = up.expect("the lab's program runs");
@@ -29,14 +38,16 @@ impl Host {
         assert!(up.status.success(), "the lab host {name} does not come up: {said}");
         let host = Self { name: name.to_owned() };
         assert!(lab(&["serve", name]).status.success(), "the lab's HTTP server does not start");
-        host.install();
-        host.configure(config);
-        host.run("systemctl enable --quiet --now proxyd");
         host
     }
 
+    /// The host's root directory, from outside.
+    pub fn root(&self) -> String {
+        text(&lab(&["root", &self.name]))
+    }
+
     fn install(&self) {
-        let root = text(&lab(&["root", &self.name]));
+        let root = self.root();
         let status = Command::new("make")
             .args(["--no-print-directory", "install", &format!("DESTDIR={root}")])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -71,7 +82,7 @@ impl Host {
     }
 
     pub fn write(&self, path: &str, content: &[u8]) {
-        let whole = PathBuf::from(text(&lab(&["root", &self.name])) + path);
+        let whole = PathBuf::from(self.root() + path);
         std::fs::create_dir_all(whole.parent().expect("an absolute path")).expect("a directory");
         std::fs::write(&whole, content).expect("a file in the lab host");
     }

@@ -9,5 +9,6 @@ mod host;
 mod images;
 mod lifecycle;
 mod main_job;
+mod nixos;
 mod operators;
 mod remote;
