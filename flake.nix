@@ -55,12 +55,12 @@
             pkgs.cargo
             pkgs.clippy
             pkgs.deadnix
-            pkgs.nixfmt-rfc-style
+            pkgs.nixfmt
             pkgs.rustfmt
           ];
         };
       });
 
-      formatter = eachSystem (pkgs: pkgs.nixfmt-rfc-style);
+      formatter = eachSystem (pkgs: pkgs.nixfmt-tree);
     };
 }

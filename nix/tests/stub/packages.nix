@@ -117,7 +117,8 @@ let
     gnugrep = [ "grep" ];
     gnused = [ "sed" ];
     libvirt = [ "virsh" ];
-    nixfmt-rfc-style = [ "nixfmt" ];
+    nixfmt = [ "nixfmt" ];
+    nixfmt-tree = [ "nixfmt" ];
     openssh = [ "ssh" ];
     pkg-config = [ "pkg-config" ];
     rustfmt = [ "rustfmt" ];
