@@ -58,6 +58,7 @@ let
       lib.escapeShellArgs [
         name
         pool.path
+        (escapeXML pool.path)
         "${poolFile name pool}"
       ]
     }";
@@ -96,9 +97,9 @@ let
     }
 
     ensure_pool() {
-      local name=$1 path=$2 file=$3 there
+      local name=$1 path=$2 shown=$3 file=$4 there
       mkdir -p -m 0711 "$path" || { complain "the directory $path of pool $name can't be made"; return; }
-      if there=$(virsh pool-dumpxml "$name" 2>/dev/null) && ! grep -Fq "<path>$path</path>" <<<"$there"; then
+      if there=$(virsh pool-dumpxml "$name" 2>/dev/null) && ! grep -Fq "<path>$shown</path>" <<<"$there"; then
         complain "the pool $name is there with another path, and stays as it is: name that in services.proxyd.createPool, or remove the pool (virsh pool-destroy, pool-undefine)"
         return
       fi

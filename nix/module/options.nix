@@ -332,9 +332,7 @@ let
   };
 
   poolOptions.path = mkOption {
-    type = types.addCheck types.str (lib.hasPrefix "/") // {
-      description = "absolute path, as a string";
-    };
+    type = own.unitPath;
     example = "/srv/vms";
     description = "The directory, which is created where it is missing.";
   };

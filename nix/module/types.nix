@@ -96,11 +96,13 @@ rec {
 
   metricsAddress = matching "loopback address and port such as \"127.0.0.1:9750\", or \"unix:/absolute/path\"" "(127(\\.${octet}){3}:[0-9]{1,5}|\\[::1]:[0-9]{1,5}|unix:/.+)";
 
+  # A path in a unit, where spaces, quotes and percent signs have a meaning.
+  unitPath = matching "absolute path, as a string, without spaces, quotes and \"%\", and without \"/\" at its end" "(/[^/%\"'\\[:space:][:cntrl:]]+)+";
+
   # A key that systemd reads at start. A path literal would be copied into the store,
   # which everybody can read.
-  secretFile = where types.str "absolute path outside the Nix store, as a string" (
-    text:
-    lib.hasPrefix "/" text && !(lib.hasPrefix builtins.storeDir text) && !(builtins.hasContext text)
+  secretFile = where unitPath "absolute path outside the Nix store, as a string" (
+    text: !(lib.hasPrefix builtins.storeDir text) && !(builtins.hasContext text)
   );
 
   # Text, or bytes that are no text, as `{ base64 = "…"; }`.

@@ -454,6 +454,26 @@ in
       option = "createPool.vms.path";
       module.createPool.vms.path = "srv/vms";
     };
+    a-pool-with-a-slash-at-its-end = {
+      option = "createPool.vms.path";
+      module.createPool.vms.path = "/srv/vms/";
+    };
+    a-key-with-a-specifier = {
+      option = "providers.e.ssh.keyFile";
+      module.providers.e = overSsh // {
+        ssh = overSsh.ssh // {
+          keyFile = "/run/secrets/%i";
+        };
+      };
+    };
+    a-key-deep-in-much-user-data = {
+      option = "proxies.web.userData";
+      module = proxy {
+        userData =
+          builtins.concatStringsSep "\n" (builtins.genList (n: "# line ${toString n}") 20000)
+          + "-----BEGIN OPENSSH PRIVATE KEY-----\n";
+      };
+    };
     guests-beyond-their-network = {
       option = "createNetwork.lan";
       module.createNetwork.lan = {
